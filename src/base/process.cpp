@@ -1,0 +1,369 @@
+// Children: fork, limits between fork and exec, one poll loop until the end.
+#include "base/process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "base/file.h"
+
+extern char** environ;
+
+namespace npu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr size_t kErrorTailBytes = 8192;
+constexpr int kSampleMilliseconds = 50;  // between looks at memory use
+
+void close_if_open(int& fd) {
+  if (fd >= 0) ::close(std::exchange(fd, -1));
+}
+
+// Two connected descriptors: [0] is read from, [1] is written to. A socket where this process
+// writes, since send() can do without SIGPIPE.
+struct Pipe {
+  int ends[2] = {-1, -1};
+  bool open(bool as_socket) {
+    return as_socket ? ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0
+                     : ::pipe2(ends, O_CLOEXEC) == 0;
+  }
+  ~Pipe() {
+    close_if_open(ends[0]);
+    close_if_open(ends[1]);
+  }
+};
+
+std::vector<std::string> merged_environment(const std::vector<std::string>& added) {
+  std::vector<std::string> merged;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view ours = *entry;
+    const std::string_view name = ours.substr(0, ours.find('=') + 1);
+    const bool replaced = std::any_of(added.begin(), added.end(),
+                                      [&](const std::string& e) { return e.starts_with(name); });
+    if (!replaced) merged.emplace_back(ours);
+  }
+  merged.insert(merged.end(), added.begin(), added.end());
+  return merged;
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (const std::string& s : strings) result.push_back(const_cast<char*>(s.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+// The value in bytes of a "Name:  123 kB" line of /proc/PID/status; 0 when there is none.
+int64_t status_bytes(std::string_view status, std::string_view name) {
+  const size_t at = status.find(name);
+  if (at == std::string_view::npos) return 0;
+  return std::strtoll(status.data() + at + name.size(), nullptr, 10) * 1024;
+}
+
+std::string proc_text(const fs::path& path) {
+  try {
+    return read_text(path, size_t{1} << 20);
+  } catch (const UserError&) {
+    return "";  // the process is gone
+  }
+}
+
+// Resident bytes of all processes of a group.
+int64_t group_resident_bytes(pid_t group) {
+  int64_t total = 0;
+  std::error_code error;
+  for (fs::directory_iterator it("/proc", error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.empty() || name.find_first_not_of("0123456789") != std::string::npos) continue;
+    if (::getpgid(static_cast<pid_t>(std::atoi(name.c_str()))) != group) continue;
+    total += status_bytes(proc_text(it->path() / "status"), "VmRSS:");
+  }
+  return total;
+}
+
+// One run of a child; its destructor leaves no process behind, whatever was thrown.
+class Child {
+ public:
+  Child(const ChildOptions& options) : options_(options) {}
+  ~Child() { reap(); }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  ChildResult run(const std::vector<std::string>& argv);
+
+ private:
+  bool start(const std::vector<std::string>& argv);
+  [[noreturn]] void become(char* const* argv, char* const* environment, pid_t parent);
+  void attend();
+  bool ended() const;
+  void look_at_limits();
+  void feed();
+  void read_out();
+  void read_err();
+  void kill_group(ChildResult::End reason);
+  void reap();
+  double elapsed() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
+
+  const ChildOptions& options_;
+  ChildResult result_;
+  Clock::time_point started_ = Clock::now();
+  Pipe in_, out_, err_, exec_error_, life_;
+  pid_t pid_ = -1;
+  int pidfd_ = -1;
+  size_t fed_ = 0;
+  std::string error_line_;
+  int64_t memory_at_fork_ = 0, sampled_peak_ = 0;
+  Clock::time_point next_sample_ = started_;
+  std::optional<ChildResult::End> killed_for_;
+};
+
+ChildResult Child::run(const std::vector<std::string>& argv) {
+  NPU_CHECK(!argv.empty(), "run_child without a program");
+  if (!start(argv)) return std::move(result_);
+  attend();
+  reap();
+  read_out();
+  read_err();
+  if (!error_line_.empty() && options_.on_error_line) options_.on_error_line(error_line_);
+  result_.seconds = elapsed();
+  return std::move(result_);
+}
+
+bool Child::start(const std::vector<std::string>& argv) {
+  const auto not_started = [this, &argv](int error) {
+    result_.err_tail = argv[0] + ": " + std::strerror(error);
+    return false;
+  };
+  if (!in_.open(true) || !out_.open(false) || !err_.open(false) || !exec_error_.open(false) ||
+      !life_.open(false)) {
+    return not_started(errno);
+  }
+  // All memory is made before fork: between fork and exec only async-signal-safe calls are allowed.
+  const std::vector<std::string> environment = merged_environment(options_.environment);
+  const std::vector<char*> argv_pointers = pointers(argv);
+  const std::vector<char*> environment_pointers = pointers(environment);
+  memory_at_fork_ = memory_use().resident_bytes;
+  const pid_t parent = ::getpid();
+  pid_ = ::fork();
+  if (pid_ == 0) become(argv_pointers.data(), environment_pointers.data(), parent);
+  if (pid_ < 0) return not_started(errno);
+  ::setpgid(pid_, pid_);  // here and in the child: whoever comes first
+  pidfd_ = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
+  close_if_open(in_.ends[0]);
+  close_if_open(out_.ends[1]);
+  close_if_open(err_.ends[1]);
+  close_if_open(exec_error_.ends[1]);
+  close_if_open(life_.ends[0]);
+  int exec_errno = 0;
+  ssize_t got = 0;
+  while ((got = ::read(exec_error_.ends[0], &exec_errno, sizeof exec_errno)) < 0 &&
+         errno == EINTR) {
+  }
+  if (got == sizeof exec_errno) {
+    reap();
+    result_.end = ChildResult::End::kNotStarted;
+    return not_started(exec_errno);
+  }
+  for (const int fd : {in_.ends[1], out_.ends[0], err_.ends[0]}) {
+    ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
+  }
+  return true;
+}
+
+void Child::become(char* const* argv, char* const* environment, pid_t parent) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != parent) ::_exit(127);  // it died before the line above
+  // PDEATHSIG reaches only this process. For its children: the kernel signals the owner of an
+  // asynchronous descriptor, here the group, when the pipe's other end closes with our parent.
+  ::fcntl(life_.ends[0], F_SETFD, 0);
+  ::fcntl(life_.ends[0], F_SETOWN, -::getpid());
+  ::fcntl(life_.ends[0], F_SETSIG, SIGKILL);
+  ::fcntl(life_.ends[0], F_SETFL, O_ASYNC);
+  ::dup2(in_.ends[0], STDIN_FILENO);
+  ::dup2(out_.ends[1], STDOUT_FILENO);
+  ::dup2(err_.ends[1], STDERR_FILENO);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  ::signal(SIGPIPE, SIG_DFL);
+  // When the machine runs out of memory the kernel should take the compiler, not the trainer.
+  const int oom = ::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+  if (oom >= 0 && ::write(oom, "500", 3) < 0) {
+    // Without /proc the child is as likely a victim as we are; nothing else changes.
+  }
+  ::execvpe(argv[0], argv, environment);
+  const int error = errno;
+  const ssize_t told = ::write(exec_error_.ends[1], &error, sizeof error);
+  ::_exit(told == sizeof error ? 127 : 126);
+}
+
+void Child::attend() {
+  while (!ended()) {
+    look_at_limits();
+    double wait_seconds = kSampleMilliseconds / 1000.0;
+    if (options_.limits.seconds > 0) {
+      wait_seconds = std::clamp(options_.limits.seconds - elapsed(), 0.0, wait_seconds);
+    }
+    std::array<pollfd, 4> fds = {{{out_.ends[0], POLLIN, 0},
+                                  {err_.ends[0], POLLIN, 0},
+                                  {in_.ends[1], POLLOUT, 0},
+                                  {pidfd_, POLLIN, 0}}};
+    if (::poll(fds.data(), fds.size(), static_cast<int>(wait_seconds * 1000) + 1) <= 0) continue;
+    if (fds[0].revents != 0) read_out();
+    if (fds[1].revents != 0) read_err();
+    if (fds[2].revents != 0) feed();
+  }
+}
+
+bool Child::ended() const {
+  siginfo_t info{};
+  // The child stays a zombie until reap(), so that its id, the group's, can't be given away.
+  const int rc = ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT);
+  return (rc == 0 && info.si_pid == pid_) || (rc != 0 && errno == ECHILD);
+}
+
+void Child::look_at_limits() {
+  if (killed_for_) return;
+  const ChildLimits& limits = options_.limits;
+  if (limits.seconds > 0 && elapsed() >= limits.seconds) {
+    return kill_group(ChildResult::End::kTimedOut);
+  }
+  if (Clock::now() < next_sample_) return;
+  next_sample_ = Clock::now() + std::chrono::milliseconds(kSampleMilliseconds);
+  int64_t now = status_bytes(proc_text("/proc/" + std::to_string(pid_) + "/status"), "VmHWM:");
+  if (limits.memory_bytes > 0) {
+    const int64_t group = group_resident_bytes(pid_);
+    if (group > limits.memory_bytes) kill_group(ChildResult::End::kOutOfMemory);
+    now = std::max(now, group);
+  }
+  sampled_peak_ = std::max(sampled_peak_, now);
+}
+
+void Child::feed() {
+  const std::string_view rest = std::string_view(options_.input).substr(fed_);
+  const ssize_t sent =
+      rest.empty() ? 0 : ::send(in_.ends[1], rest.data(), rest.size(), MSG_NOSIGNAL);
+  if (sent > 0) fed_ += static_cast<size_t>(sent);
+  const bool refused = sent < 0 && errno != EAGAIN && errno != EINTR;
+  if (refused || fed_ == options_.input.size()) close_if_open(in_.ends[1]);  // its end of file
+}
+
+void Child::read_out() {
+  std::array<char, 1 << 16> chunk{};
+  for (;;) {
+    const ssize_t got = ::read(out_.ends[0], chunk.data(), chunk.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got == 0) close_if_open(out_.ends[0]);
+    if (got <= 0) return;
+    const size_t room = options_.max_output_bytes - result_.out.size();
+    const size_t kept = std::min(room, static_cast<size_t>(got));
+    result_.out.append(chunk.data(), kept);
+    if (kept < static_cast<size_t>(got)) result_.out_cut = true;
+  }
+}
+
+void Child::read_err() {
+  std::array<char, 4096> chunk{};
+  for (;;) {
+    const ssize_t got = ::read(err_.ends[0], chunk.data(), chunk.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got == 0) close_if_open(err_.ends[0]);
+    if (got <= 0) return;
+    const std::string_view text(chunk.data(), static_cast<size_t>(got));
+    result_.err_tail += text;
+    if (result_.err_tail.size() > kErrorTailBytes) {
+      result_.err_tail.erase(0, result_.err_tail.size() - kErrorTailBytes);
+    }
+    if (!options_.on_error_line) continue;
+    for (const char c : text) {
+      if (c != '\n' && error_line_.size() < kErrorTailBytes) {
+        error_line_ += c;
+      } else if (c == '\n') {
+        options_.on_error_line(std::exchange(error_line_, ""));
+      }
+    }
+  }
+}
+
+void Child::kill_group(ChildResult::End reason) {
+  ::kill(-pid_, SIGKILL);
+  killed_for_ = reason;
+}
+
+void Child::reap() {
+  if (pid_ < 0) return;
+  ::kill(-pid_, SIGKILL);  // also what the child left behind in its group
+  int status = 0;
+  rusage usage{};
+  while (::wait4(pid_, &status, 0, &usage) < 0 && errno == EINTR) {
+  }
+  pid_ = -1;
+  close_if_open(pidfd_);
+  // ru_maxrss starts at this process's size at fork; below that only the samples tell.
+  const int64_t peak = int64_t{usage.ru_maxrss} * 1024;
+  result_.peak_memory_bytes = peak > memory_at_fork_ || sampled_peak_ == 0 ? peak : sampled_peak_;
+  if (WIFSIGNALED(status)) {
+    result_.end = ChildResult::End::kSignaled;
+    result_.signal = WTERMSIG(status);
+  } else {
+    result_.end = ChildResult::End::kExited;
+    result_.exit_code = WEXITSTATUS(status);
+  }
+  if (killed_for_) result_.end = *killed_for_;
+}
+
+}  // namespace
+
+std::string ChildResult::describe() const {
+  char text[128];
+  switch (end) {
+    case End::kExited:
+      return "exited with " + std::to_string(exit_code);
+    case End::kSignaled: {
+      const char* name = ::sigabbrev_np(signal);
+      return "killed by " + (name ? std::string("SIG") + name : std::to_string(signal));
+    }
+    case End::kTimedOut:
+      std::snprintf(text, sizeof text, "timed out after %.3g s", seconds);
+      return text;
+    case End::kOutOfMemory:
+      std::snprintf(text, sizeof text, "out of memory at %.0f MiB",
+                    static_cast<double>(peak_memory_bytes) / (1 << 20));
+      return text;
+    case End::kNotStarted:
+      break;
+  }
+  return "could not be started: " + err_tail;
+}
+
+ChildResult run_child(const std::vector<std::string>& argv, const ChildOptions& options) {
+  return Child(options).run(argv);
+}
+
+std::string self_executable() { return fs::read_symlink("/proc/self/exe").string(); }
+
+MemoryUse memory_use() {
+  const std::string status = proc_text("/proc/self/status");
+  return {status_bytes(status, "VmRSS:"), status_bytes(status, "VmHWM:")};
+}
+
+}  // namespace npu

@@ -1,0 +1,211 @@
+// Children: how they end, limits, and that nothing of them stays behind.
+#include "base/process.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "base/error.h"
+#include "base/file.h"
+
+namespace npu {
+namespace {
+
+using End = ChildResult::End;
+
+ChildResult shell(const std::string& script, const ChildOptions& options = {}) {
+  return run_child({"/bin/sh", "-c", script}, options);
+}
+
+bool alive(pid_t pid) {
+  // A zombie nobody waits for still answers kill(pid, 0); its state says that it is dead.
+  try {
+    const std::string stat = read_text("/proc/" + std::to_string(pid) + "/stat");
+    const size_t state = stat.rfind(") ") + 2;
+    return stat[state] != 'Z' && stat[state] != 'X';
+  } catch (const UserError&) {
+    return false;
+  }
+}
+
+bool dies_soon(pid_t pid) {
+  for (int i = 0; i < 200 && alive(pid); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return !alive(pid);
+}
+
+TEST(Child, OutputErrorAndExitCode) {
+  const ChildResult r = shell("echo out; echo err >&2; exit 3");
+  EXPECT_EQ(r.end, End::kExited);
+  EXPECT_EQ(r.exit_code, 3);
+  EXPECT_EQ(r.out, "out\n");
+  EXPECT_EQ(r.err_tail, "err\n");
+  EXPECT_EQ(r.describe(), "exited with 3");
+  EXPECT_FALSE(r.ok());
+  EXPECT_TRUE(shell("true").ok());
+  EXPECT_GT(r.peak_memory_bytes, 0);
+}
+
+TEST(Child, LargeInputComesBack) {
+  std::string input(5 << 20, 'x');
+  for (size_t i = 0; i < input.size(); i += 7) input[i] = static_cast<char>(i);
+  ChildOptions options;
+  options.input = input;
+  const ChildResult r = run_child({"cat"}, options);
+  EXPECT_TRUE(r.ok()) << r.describe();
+  EXPECT_TRUE(r.out == input);
+}
+
+TEST(Child, InputThatNobodyReads) {
+  ChildOptions options;
+  options.input.assign(5 << 20, 'x');
+  const ChildResult r = shell("exec 0<&-; echo done", options);
+  EXPECT_TRUE(r.ok()) << r.describe();
+  EXPECT_EQ(r.out, "done\n");
+}
+
+TEST(Child, Signals) {
+  const ChildResult r = shell("kill -SEGV $$");
+  EXPECT_EQ(r.end, End::kSignaled);
+  EXPECT_EQ(r.signal, SIGSEGV);
+  EXPECT_EQ(r.describe(), "killed by SIGSEGV");
+}
+
+TEST(Child, NotStarted) {
+  const ChildResult r = run_child({"/no/such/program", "x"});
+  EXPECT_EQ(r.end, End::kNotStarted);
+  EXPECT_NE(r.describe().find("/no/such/program: No such file"), std::string::npos);
+}
+
+TEST(Child, TimeoutEndsTheWholeGroup) {
+  ChildOptions options;
+  options.limits.seconds = 0.3;
+  const ChildResult r = shell("sleep 100 & echo $!; wait", options);
+  EXPECT_EQ(r.end, End::kTimedOut);
+  EXPECT_GE(r.seconds, 0.3);
+  EXPECT_LT(r.seconds, 10);
+  EXPECT_NE(r.describe().find("timed out after"), std::string::npos);
+  EXPECT_TRUE(dies_soon(std::stoi(r.out)));
+}
+
+TEST(Child, LeftBehindProcessesEndToo) {
+  const ChildResult r = shell("sleep 100 & echo $!");  // it would hold stdout open for 100 s
+  EXPECT_TRUE(r.ok());
+  EXPECT_LT(r.seconds, 10);
+  EXPECT_TRUE(dies_soon(std::stoi(r.out)));
+}
+
+TEST(Child, MemoryLimit) {
+  ChildOptions options;
+  options.limits = {60, int64_t{64} << 20};
+  // dd holds its block in memory; the grandchild counts as well.
+  const ChildResult r = shell("dd if=/dev/zero bs=400M count=100 of=/dev/null; true", options);
+  EXPECT_EQ(r.end, End::kOutOfMemory) << r.describe();
+  EXPECT_NE(r.describe().find("out of memory"), std::string::npos);
+  EXPECT_GT(r.peak_memory_bytes, options.limits.memory_bytes);
+  EXPECT_TRUE(shell("sleep 0.2", options).ok());
+}
+
+TEST(Child, OutputIsBounded) {
+  ChildOptions options;
+  options.max_output_bytes = 1000;
+  const ChildResult r = shell("head -c 3000000 /dev/zero; head -c 100000 /dev/zero >&2", options);
+  EXPECT_TRUE(r.ok()) << r.describe();
+  EXPECT_EQ(r.out.size(), 1000u);
+  EXPECT_TRUE(r.out_cut);
+  EXPECT_EQ(r.err_tail.size(), 8192u);
+  EXPECT_FALSE(shell("echo", options).out_cut);
+}
+
+TEST(Child, ErrorLinesAsTheyCome) {
+  std::vector<std::string> lines;
+  ChildOptions options;
+  options.on_error_line = [&](std::string_view line) { lines.emplace_back(line); };
+  EXPECT_TRUE(shell("printf 'a\\nb' >&2; sleep 0.1; printf 'c\\n\\nd' >&2", options).ok());
+  EXPECT_EQ(lines, (std::vector<std::string>{"a", "bc", "", "d"}));
+}
+
+TEST(Child, CallbackThatThrowsLeavesNoChild) {
+  ChildOptions options;
+  options.on_error_line = [](std::string_view line) { throw std::stoi(std::string(line)); };
+  pid_t pid = 0;
+  try {
+    shell("echo $$ >&2; sleep 100", options);
+  } catch (int thrown) {
+    pid = thrown;
+  }
+  ASSERT_GT(pid, 0);
+  EXPECT_FALSE(alive(pid));
+}
+
+TEST(Child, EnvironmentIsAddedAndReplaced) {
+  ChildOptions options;
+  options.environment = {"NPU_TEST_VALUE=a b", "HOME=/elsewhere"};
+  const ChildResult r = shell("echo \"$NPU_TEST_VALUE|$HOME|$PATH\"", options);
+  EXPECT_EQ(r.out.substr(0, 15), "a b|/elsewhere|");
+  EXPECT_GT(r.out.size(), 17u);  // ours is still there
+}
+
+// A process that dies without cleaning up takes the children of its children along.
+TEST(Child, DiesWithItsParent) {
+  int fds[2];
+  ASSERT_EQ(pipe(fds), 0);
+  const pid_t middle = fork();
+  if (middle == 0) {
+    ChildOptions options;
+    options.on_error_line = [&](std::string_view line) {
+      const std::string text = std::string(line) + "\n";
+      if (write(fds[1], text.data(), text.size()) < 0) _exit(1);
+    };
+    shell("sleep 100 & echo $$ $! >&2; wait", options);
+    _exit(0);
+  }
+  char text[64] = {};
+  ASSERT_GT(read(fds[0], text, sizeof text - 1), 0);
+  int child = 0, grandchild = 0;
+  ASSERT_EQ(sscanf(text, "%d %d", &child, &grandchild), 2);
+  EXPECT_TRUE(alive(child));
+  EXPECT_TRUE(alive(grandchild));
+  kill(middle, SIGKILL);
+  waitpid(middle, nullptr, 0);
+  EXPECT_TRUE(dies_soon(child));
+  EXPECT_TRUE(dies_soon(grandchild));
+  kill(grandchild, SIGKILL);
+  close(fds[0]);
+  close(fds[1]);
+}
+
+TEST(Child, ManyAtOnce) {
+  std::vector<std::thread> threads;
+  std::atomic<int> good = 0;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 20; ++i) {
+        ChildOptions options;
+        options.input = std::to_string(t * 100 + i);
+        const ChildResult r = run_child({"cat"}, options);
+        if (r.ok() && r.out == options.input) ++good;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(good, 80);
+}
+
+TEST(Process, SelfAndMemory) {
+  EXPECT_EQ(fs::path(self_executable()).filename(), "process_test");
+  const MemoryUse before = memory_use();
+  EXPECT_GT(before.resident_bytes, 0);
+  std::vector<char> block(64 << 20, 1);
+  EXPECT_GT(memory_use().resident_bytes, before.resident_bytes + (48 << 20));
+  EXPECT_GE(memory_use().peak_resident_bytes, memory_use().resident_bytes + block[0] - (1 << 20));
+}
+
+}  // namespace
+}  // namespace npu
