@@ -32,6 +32,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t kErrorTailBytes = 8192;
 constexpr int kSampleMilliseconds = 50;  // between looks at memory use
+// Reads before limits are looked at again, however fast the child writes; more than a pipe holds.
+constexpr int kReadsPerTurn = 64;
 
 void close_if_open(int& fd) {
   if (fd >= 0) ::close(std::exchange(fd, -1));
@@ -102,7 +104,7 @@ int64_t group_resident_bytes(pid_t group) {
 // One run of a child; its destructor leaves no process behind, whatever was thrown.
 class Child {
  public:
-  Child(const ChildOptions& options) : options_(options) {}
+  explicit Child(const ChildOptions& options) : options_(options) {}
   ~Child() { reap(); }
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
@@ -269,7 +271,7 @@ void Child::feed() {
 
 void Child::read_out() {
   std::array<char, 1 << 16> chunk{};
-  for (;;) {
+  for (int reads = 0; reads < kReadsPerTurn; ++reads) {
     const ssize_t got = ::read(out_.ends[0], chunk.data(), chunk.size());
     if (got < 0 && errno == EINTR) continue;
     if (got == 0) close_if_open(out_.ends[0]);
@@ -283,7 +285,7 @@ void Child::read_out() {
 
 void Child::read_err() {
   std::array<char, 4096> chunk{};
-  for (;;) {
+  for (int reads = 0; reads < kReadsPerTurn; ++reads) {
     const ssize_t got = ::read(err_.ends[0], chunk.data(), chunk.size());
     if (got < 0 && errno == EINTR) continue;
     if (got == 0) close_if_open(err_.ends[0]);

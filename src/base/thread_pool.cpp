@@ -82,7 +82,7 @@ struct ThreadPool::State {
 
   std::exception_ptr finish() {
     // The last task usually ends within microseconds, less than a sleep and a wake-up cost.
-    constexpr int kSpins = 2000;
+    constexpr int kSpins = 300;
     for (int i = 0; i < kSpins && inside.load(std::memory_order_acquire) > 0; ++i) {
 #if defined(__x86_64__)
       __builtin_ia32_pause();
