@@ -1,0 +1,96 @@
+// The Llama family's decoder layer and final norm, as functions that build graphs.
+// Shape legend in model.h: B, S, M = B·S, R, H, F, NH, KV, D.
+#include <cmath>
+
+#include "model/lora.h"
+#include "model/model.h"
+#include "ops/ops.h"
+
+namespace npu {
+namespace {
+
+// transformers' LlamaRMSNorm: normalised in f32, rounded, then times the weight in the compute dtype.
+Value rms_norm(Value x_MH, Value weight_1H, double eps) {
+  const Value x = ops::convert(x_MH, DType::kF32);
+  const Value variance = ops::mean(ops::mul(x, x), 1);
+  const Value normal = ops::mul(x, ops::rsqrt(ops::add_scalar(variance, eps)));
+  return ops::mul(weight_1H, ops::convert(normal, x_MH.dtype()));
+}
+
+// [M, heads·D] → [B, heads, S, D]
+Value split_heads(Value x, const LayerOptions& o, int64_t heads, int64_t head_dim) {
+  return ops::transpose(ops::reshape(x, {o.batch, o.seq_len, heads, head_dim}), {0, 2, 1, 3});
+}
+
+Value rotate(Value x_BNSD, Value cos_B1SD, Value sin_B1SD) {
+  return ops::add(ops::mul(x_BNSD, cos_B1SD), ops::mul(ops::rotate_half(x_BNSD), sin_B1SD));
+}
+
+// Grouped-query attention: the queries of one key head are stacked along rows, so that each key
+// head is one matmul and keys are never repeated.
+Value attention(Builder& builder, const ModelConfig& config, const LayerOptions& o, Value q_MO,
+                Value k_MO, Value v_MO) {
+  const int64_t b = o.batch, s = o.seq_len, d = config.head_dim;
+  const int64_t heads = config.num_attention_heads, kv = config.num_key_value_heads;
+  const int64_t stacked = heads / kv * s;
+  const DType compute = o.compute_dtype();
+  const Value cos = builder.input("cos", {compute, {b, 1, s, d}});
+  const Value sin = builder.input("sin", {compute, {b, 1, s, d}});
+  const Value mask = builder.input("mask", {compute, {b, 1, s, s}});
+
+  const Value q = rotate(split_heads(q_MO, o, heads, d), cos, sin);
+  const Value k = rotate(split_heads(k_MO, o, kv, d), cos, sin);
+  const Value v = split_heads(v_MO, o, kv, d);
+
+  const Value products =
+      ops::matmul(ops::reshape(q, {b, kv, stacked, d}), k, {.transpose_rhs = true});
+  const Value scores = ops::scale(ops::reshape(products, {b, heads, s, s}),
+                                  1.0 / std::sqrt(static_cast<double>(d)));
+  const Value probs = ops::convert(
+      ops::softmax(ops::convert(ops::add(scores, mask), DType::kF32)), compute);
+  const Value mixed = ops::matmul(ops::reshape(probs, {b, kv, stacked, s}), v);
+  const Value merged = ops::transpose(ops::reshape(mixed, {b, heads, s, d}), {0, 2, 1, 3});
+  return ops::reshape(merged, {b * s, heads * d});
+}
+
+}  // namespace
+
+Graph layer_forward(const ModelConfig& config, const LayerOptions& options) {
+  Builder builder("layer_fwd");
+  const DType compute = options.compute_dtype();
+  const int64_t h = config.hidden_size;
+  const Value x_MH = builder.input("x", {compute, {options.batch * options.seq_len, h}});
+  const auto norm_weight = [&](const char* name) { return builder.input(name, {compute, {1, h}}); };
+  const auto linear = [&](std::string_view name, Value in) {
+    for (const Linear& l : linears()) {
+      if (l.name == name) return lora_linear(builder, config, options, l, in);
+    }
+    NPU_CHECK(false, std::string(name));
+    return Value{};
+  };
+
+  const Value n_MH = rms_norm(x_MH, norm_weight("input_layernorm.weight"), config.rms_norm_eps);
+  const Value mixed = attention(builder, config, options, linear("q_proj", n_MH),
+                                linear("k_proj", n_MH), linear("v_proj", n_MH));
+  const Value mid_MH = ops::add(x_MH, linear("o_proj", mixed));
+
+  const Value m_MH =
+      rms_norm(mid_MH, norm_weight("post_attention_layernorm.weight"), config.rms_norm_eps);
+  const Value gate_MF = linear("gate_proj", m_MH);
+  const Value inner_MF = ops::mul(ops::silu(gate_MF), linear("up_proj", m_MH));
+  builder.output("y", ops::add(mid_MH, linear("down_proj", inner_MF)));
+  return std::move(builder).build();
+}
+
+Graph final_norm(const ModelConfig& config, const LayerOptions& options, int64_t loss_rows) {
+  Builder builder("final_norm");
+  const DType compute = options.compute_dtype();
+  const int64_t h = config.hidden_size;
+  const Value x_MH = builder.input("x", {compute, {options.batch * options.seq_len, h}});
+  const Value rows_R = builder.input("rows", {DType::kI32, {loss_rows}});
+  const Value weight = builder.input("norm.weight", {compute, {1, h}});
+  builder.output("h", rms_norm(ops::gather(x_MH, rows_R), weight, config.rms_norm_eps));
+  return std::move(builder).build();
+}
+
+}  // namespace npu
