@@ -1,0 +1,116 @@
+// The contract with a vendor: what it accepts, how it compiles, and how its device runs and holds data.
+// src/backend is the only folder that knows vendor SDKs; a new vendor is one file here
+// (docs/add-a-backend.md).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ir/graph.h"
+
+namespace npu {
+
+// Plain mirror of transform's PartLimits (backend lies below transform).
+struct BackendLimits {
+  int64_t contractions = 0, nodes = 0, inputs = 0, outputs = 0;
+};
+
+// Facts about a backend that the rest of the program plans with.
+struct Traits {
+  std::string name;                     // "openvino:CPU"
+  DType compute_dtype = DType::kF32;    // of activations by default
+  BackendLimits limits;                 // default part limits
+  std::vector<std::string> host_parts;  // groups that run on the host by default
+  bool host_memory = true;              // buffers are host memory: host_pointer() is never null
+  bool deterministic = true;            // equal inputs give equal bits
+  double launch_seconds = 0;            // cost of one call, for plan
+};
+
+struct CompileOptions {
+  int threads = 0;  // for the compiled code, where it is fixed at compile time; 0 = all
+  std::vector<std::pair<std::string, std::string>> vendor;  // --tactic and the like, verbatim
+};
+
+// What a compiler made: opaque bytes, loadable by the same backend and compiler version.
+using Blob = std::string;
+
+// Device memory. Freed with the last owner.
+class Buffer {
+ public:
+  virtual ~Buffer() = default;
+  virtual size_t bytes() const = 0;
+  // The memory itself where the device can address the host's; null otherwise.
+  virtual std::byte* host_pointer() = 0;
+};
+
+// A loaded part. Inputs and outputs are bound by position, in the order of the part's graph.
+class Executable {
+ public:
+  virtual ~Executable() = default;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual Result<std::unique_ptr<Executable>> load(const Blob& blob, const Graph& part) = 0;
+
+  // Zero-filled, aligned to kBufferAlignment. Out of memory is a kRetriable Error.
+  virtual Result<std::shared_ptr<Buffer>> allocate(size_t bytes) = 0;
+  // Host memory used in place (a mapped weight file); falls back to a copy where the device cannot.
+  virtual Result<std::shared_ptr<Buffer>> adopt(const Tensor& host) = 0;
+  // A window into another buffer, which it keeps alive.
+  virtual std::shared_ptr<Buffer> view(std::shared_ptr<Buffer> whole, size_t offset,
+                                       size_t bytes) = 0;
+  virtual void upload(Buffer& to, std::span<const std::byte> from) = 0;
+  virtual void download(std::span<std::byte> to, Buffer& from) = 0;
+
+  // Starts a call; buffers must outlive wait(). Calls on one device run in order of submission.
+  using Ticket = uint64_t;
+  virtual Result<Ticket> submit(Executable& executable, std::span<Buffer* const> inputs,
+                                std::span<Buffer* const> outputs) = 0;
+  virtual std::optional<Error> wait(Ticket ticket) = 0;
+};
+
+struct DeviceOptions {
+  int threads = 0;  // host threads for CPU devices; 0 = all
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const Traits& traits() const = 0;
+  // Identifies the compiler for the cache key ("openvino 2026.4.1 …"). Error: library not found, with
+  // how to install it as hint.
+  virtual Result<std::string> compiler_version() = 0;
+  // Why this node (in its graph) cannot be compiled; nothing when it can.
+  virtual std::optional<std::string> unsupported(const Graph& graph, NodeId node) = 0;
+  // Pure: text of the part in, blob out; may run in a child process.
+  virtual Result<Blob> compile(const Graph& part, const CompileOptions& options) = 0;
+  // True when compile() only re-encodes the graph, so a child process and its limits gain nothing.
+  virtual bool compiles_in_process() const = 0;
+  virtual Result<std::unique_ptr<Device>> open(const DeviceOptions& options) = 0;
+};
+
+// One row of the list of backends, in order of preference for `auto`.
+struct BackendEntry {
+  std::string_view pattern;  // "openvino:CPU"
+  std::string_view summary;
+  // Creates the object without touching the vendor's library.
+  std::unique_ptr<Backend> (*make)();
+  // Nothing when it can be used here, else why not and how to install it (a `doctor` line).
+  std::optional<Error> (*probe)();
+  bool automatic;  // considered by `auto`
+};
+std::span<const BackendEntry> backend_entries();
+
+// `auto` picks the first usable entry. Unknown names are a kUsage error that lists the known ones.
+Result<std::unique_ptr<Backend>> make_backend(std::string_view name);
+
+}  // namespace npu

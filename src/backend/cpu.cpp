@@ -1,0 +1,91 @@
+// Backend "cpu": parts are planned once when loaded and run on a pool of threads.
+#include "backend/cpu.h"
+
+#include <mutex>
+#include <new>
+
+#include "backend/cpu_matmul.h"
+#include "backend/cpu_part.h"
+#include "backend/cpu_run.h"
+#include "backend/host_device.h"
+#include "ir/text.h"
+
+namespace npu {
+namespace {
+
+class CpuExecutable : public Executable {
+ public:
+  CpuExecutable(Graph part, int threads)
+      : graph(std::move(part)), runner(cpu::make_plan(graph), threads) {}
+
+  const Graph graph;
+  cpu::PlanRunner runner;
+  std::vector<std::byte*> inputs, outputs;  // kept, so that a call allocates nothing
+};
+
+class CpuDevice : public HostDevice {
+ public:
+  explicit CpuDevice(int threads)
+      : HostDevice(alignof(int64_t)), pool_(threads), workspace_(pool_.threads()) {}
+
+  Result<std::unique_ptr<Executable>> load(const Blob& blob, const Graph& part) override {
+    Result<Graph> graph = cpu::decode_part(blob, part);
+    if (!graph) return graph.error();
+    try {
+      auto executable = std::make_unique<CpuExecutable>(std::move(graph.value()), pool_.threads());
+      const std::lock_guard lock(mutex_);
+      workspace_.reserve(executable->runner.plan());
+      return std::unique_ptr<Executable>(std::move(executable));
+    } catch (const std::bad_alloc&) {
+      return Error{ErrorKind::kRetriable, "part " + part.name(), "does not fit in host memory", "",
+                   "use a smaller --batch or --seq-len"};
+    }
+  }
+
+  Result<Ticket> submit(Executable& executable, std::span<Buffer* const> inputs,
+                        std::span<Buffer* const> outputs) override {
+    auto* loaded = dynamic_cast<CpuExecutable*>(&executable);
+    NPU_CHECK(loaded != nullptr, "the executable is of another device");
+    if (auto error = cpu::check_call(loaded->graph, inputs, outputs)) return *error;
+    const std::lock_guard lock(mutex_);
+    loaded->inputs.clear();
+    loaded->outputs.clear();
+    for (Buffer* buffer : inputs) loaded->inputs.push_back(buffer->host_pointer());
+    for (Buffer* buffer : outputs) loaded->outputs.push_back(buffer->host_pointer());
+    loaded->runner.run(pool_, workspace_, loaded->inputs, loaded->outputs);
+    return ++last_ticket_;
+  }
+
+ private:
+  std::mutex mutex_;  // one call at a time: the workspace is shared
+  ThreadPool pool_;
+  cpu::Workspace workspace_;
+  Ticket last_ticket_ = 0;
+};
+
+class CpuBackend : public Backend {
+ public:
+  CpuBackend() { traits_.name = "cpu"; }
+  const Traits& traits() const override { return traits_; }
+  Result<std::string> compiler_version() override {
+    return "cpu 1, loops " + std::string(cpu::loop_table().isa) + ", " + cpu::blas_version();
+  }
+  std::optional<std::string> unsupported(const Graph&, NodeId) override { return std::nullopt; }
+  Result<Blob> compile(const Graph& part, const CompileOptions&) override {
+    return print_graph(part);
+  }
+  bool compiles_in_process() const override { return true; }
+  Result<std::unique_ptr<Device>> open(const DeviceOptions& options) override {
+    cpu::use_single_threaded_blas();
+    return std::unique_ptr<Device>(std::make_unique<CpuDevice>(options.threads));
+  }
+
+ private:
+  Traits traits_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu() { return std::make_unique<CpuBackend>(); }
+
+}  // namespace npu

@@ -1,0 +1,81 @@
+#include "backend/cpu_matmul.h"
+
+#include <cblas.h>
+
+#include <algorithm>
+
+namespace npu::cpu {
+namespace {
+
+// A matrix as BLAS takes it: rows × cols at `data`, or its transpose.
+struct Matrix {
+  const float* data;
+  int64_t ld;
+};
+
+// `rows` × `cols` stored elements of a 16-bit dtype as a dense f32 panel.
+Matrix widened(const std::byte* from, DType dtype, int64_t ld, int64_t rows, int64_t cols,
+               float* panel) {
+  static const LoopFn load_bf16 = find_loop("load.bf16"), load_f16 = find_loop("load.f16");
+  LoopCall call{panel, {from, nullptr, nullptr}, cols, {ld, 0, 0}, rows, cols, 1};
+  (dtype == DType::kBF16 ? load_bf16 : load_f16)(call);
+  return {panel, cols};
+}
+
+void store_rounded(const float* from, int64_t m, int64_t n, std::byte* out, DType dtype, int64_t ld) {
+  static const LoopFn round_bf16 = find_loop("round.bf16"), round_f16 = find_loop("round.f16");
+  static const LoopFn store_bf16 = find_loop("store.bf16"), store_f16 = find_loop("store.f16");
+  const bool bf16 = dtype == DType::kBF16;
+  float* cells = const_cast<float*>(from);
+  (bf16 ? round_bf16 : round_f16)({cells, {from, nullptr, nullptr}, n, {n, 0, 0}, m, n, 1});
+  (bf16 ? store_bf16 : store_f16)({out, {from, nullptr, nullptr}, ld, {n, 0, 0}, m, n, 1});
+}
+
+}  // namespace
+
+void use_single_threaded_blas() { openblas_set_num_threads(1); }
+
+std::string blas_version() {
+  return std::string(openblas_get_config()) + " " + openblas_get_corename();
+}
+
+void run_gemm(const GemmStep& step, const GemmCall& call) {
+  const int64_t lhs_bytes = static_cast<int64_t>(dtype_bytes(call.lhs_dtype));
+  const int64_t rhs_bytes = static_cast<int64_t>(dtype_bytes(call.rhs_dtype));
+  const int64_t block = step.block_k > 0 ? step.block_k : step.k;
+  float* const lhs_panel = call.scratch;
+  float* const rhs_panel = lhs_panel + call.m * step.block_k;
+  float* out = reinterpret_cast<float*>(call.out);
+  int64_t out_ld = step.out_ld;
+  if (call.out_dtype != DType::kF32) {
+    out = rhs_panel + call.n * step.block_k;
+    out_ld = call.n;
+  }
+  float beta = step.accumulate ? 1.0f : 0.0f;
+  for (int64_t k0 = 0; k0 < step.k; k0 += block) {
+    const int64_t k = std::min(block, step.k - k0);
+    const std::byte* from = call.lhs + k0 * (step.lhs_transposed ? step.lhs_ld : 1) * lhs_bytes;
+    Matrix lhs{reinterpret_cast<const float*>(from), step.lhs_ld};
+    if (call.lhs_dtype != DType::kF32) {
+      lhs = step.lhs_transposed ? widened(from, call.lhs_dtype, step.lhs_ld, k, call.m, lhs_panel)
+                                : widened(from, call.lhs_dtype, step.lhs_ld, call.m, k, lhs_panel);
+    }
+    from = call.rhs + k0 * (step.rhs_transposed ? 1 : step.rhs_ld) * rhs_bytes;
+    Matrix rhs{reinterpret_cast<const float*>(from), step.rhs_ld};
+    if (call.rhs_dtype != DType::kF32) {
+      rhs = step.rhs_transposed ? widened(from, call.rhs_dtype, step.rhs_ld, call.n, k, rhs_panel)
+                                : widened(from, call.rhs_dtype, step.rhs_ld, k, call.n, rhs_panel);
+    }
+    const auto flag = [](bool transposed) { return transposed ? CblasTrans : CblasNoTrans; };
+    cblas_sgemm(CblasRowMajor, flag(step.lhs_transposed), flag(step.rhs_transposed),
+                static_cast<blasint>(call.m), static_cast<blasint>(call.n), static_cast<blasint>(k),
+                call.alpha, lhs.data, static_cast<blasint>(lhs.ld), rhs.data,
+                static_cast<blasint>(rhs.ld), beta, out, static_cast<blasint>(out_ld));
+    beta = 1.0f;
+  }
+  if (call.out_dtype != DType::kF32) {
+    store_rounded(out, call.m, call.n, call.out, call.out_dtype, step.out_ld);
+  }
+}
+
+}  // namespace npu::cpu

@@ -1,0 +1,28 @@
+// Matrix products through BLAS, called with one thread each: the split is the plan's, so that results
+// don't depend on how many threads there are.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cpu_plan.h"
+
+namespace npu::cpu {
+
+// One product of m rows, columns [col, col + n), with the addresses of its first elements.
+struct GemmCall {
+  const std::byte* lhs = nullptr;
+  const std::byte* rhs = nullptr;
+  std::byte* out = nullptr;
+  DType lhs_dtype = DType::kF32, rhs_dtype = DType::kF32, out_dtype = DType::kF32;
+  int64_t m = 0, n = 0;
+  float alpha = 1;
+  float* scratch = nullptr;
+};
+
+// Makes BLAS run in the calling thread. Once per process is enough; more do no harm.
+void use_single_threaded_blas();
+std::string blas_version();
+
+void run_gemm(const GemmStep& step, const GemmCall& call);
+
+}  // namespace npu::cpu

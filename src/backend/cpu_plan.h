@@ -1,0 +1,138 @@
+// What the fast executor runs: a list of steps over memory that is laid out in advance. A plan depends
+// on the graph alone, never on the number of threads, so neither do its results.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "backend/cpu_loops.h"
+#include "backend/cpu_view.h"
+
+namespace npu::cpu {
+
+// Memory of a stored value.
+struct Storage {
+  enum class Kind { kInput, kOutput, kArena };
+  Kind kind = Kind::kArena;
+  size_t index = 0;   // of the input or output
+  size_t offset = 0;  // bytes into the arena
+  size_t bytes = 0;
+  DType dtype = DType::kF32;
+};
+
+// The rows of a step as nested loops, outermost first, cut so that every operand has one stride per
+// loop. Flattened rows 0 … rows-1 are what is shared out between threads.
+struct RowSpace {
+  std::vector<int64_t> sizes;
+  int64_t rows = 1;
+  int64_t inner() const { return sizes.empty() ? 1 : sizes.back(); }
+};
+
+// Rows of elements in a storage.
+struct Access {
+  int storage = -1;
+  int64_t offset = 0;  // elements
+  int64_t cols = 1;
+  int64_t col_stride = 1;
+  std::vector<int64_t> strides;  // one per loop of the row space
+  int64_t inner_stride() const { return strides.empty() ? 0 : strides.back(); }
+};
+
+// ---- fused elementwise and row-wise ops ----------------------------------------------------------
+
+// An operand of a loop: a register (block_rows × cols cells in a thread's scratch), a row of a storage,
+// or a number.
+struct LoopArg {
+  enum class Where : uint8_t { kRegister, kMemory, kNumber };
+  Where where = Where::kNumber;
+  int index = 0;
+  int64_t column = 0;  // first column
+  int64_t cols = 1;
+};
+
+struct LoopOp {
+  LoopFn fn = nullptr;
+  LoopArg dst;
+  std::vector<LoopArg> src;
+  int64_t cols = 1;
+  int64_t step = 1;
+  bool flat = false;  // all operands are contiguous: the block runs as one row
+  std::string name;
+};
+
+struct LoopStep {
+  RowSpace space;
+  std::vector<Access> memory;
+  std::vector<int64_t> register_cols;
+  std::vector<int64_t> register_start;  // columns of the registers before it
+  std::vector<uint32_t> numbers;        // bits of f32 or i32
+  std::vector<LoopOp> program;
+  int64_t block_rows = 1;
+};
+
+// ---- matrix products -------------------------------------------------------------------------------
+
+// out[row] = alpha · lhs[row] · rhs[batch of row] (+ out[row])
+struct GemmStep {
+  RowSpace space;
+  Access lhs, rhs, out;  // lhs: cols = k; rhs: cols = n, strides 0 along the rows of one product
+  int64_t k = 1, n = 1;
+  int64_t rhs_k_stride = 1;
+  bool lhs_transposed = false, rhs_transposed = false;
+  int64_t lhs_ld = 1, rhs_ld = 1, out_ld = 1;
+  double alpha = 1;
+  int alpha_storage = -1;  // f32 factor read at run time
+  int64_t alpha_offset = 0;
+  bool accumulate = false;
+  int64_t block_k = 0;  // 16-bit operands are widened in blocks of this many k; 0: none are
+};
+
+// A row's own kernel, for what has no fast path.
+struct KernelStep {
+  const OpDef* op = nullptr;
+  Attrs attrs;
+  struct Operand {
+    int storage;
+    int64_t offset;  // elements
+    TensorType type;
+  };
+  std::vector<Operand> operands;
+  int out = -1;
+  TensorType out_type;
+};
+
+struct Step {
+  std::variant<LoopStep, GemmStep, KernelStep> work;
+  std::vector<NodeId> nodes;
+  // How it is cut: into chunks of rows, and for one large product also of columns.
+  int64_t rows = 1, chunk_rows = 1;
+  int64_t cols = 1, chunk_cols = 1;
+  int64_t chunks() const {
+    return (rows + chunk_rows - 1) / chunk_rows * ((cols + chunk_cols - 1) / chunk_cols);
+  }
+};
+
+// Steps that a thread runs one after the other on a chunk of rows, with no barrier between them:
+// each reads of the ones before only the rows of its own chunk.
+struct Stage {
+  size_t first = 0, last = 0;  // steps [first, last)
+};
+
+struct Plan {
+  std::vector<Storage> storages;
+  std::vector<Step> steps;
+  std::vector<Stage> stages;
+  size_t arena_bytes = 0;
+  size_t scratch_bytes = 0;  // per thread
+};
+
+// Cannot fail: what has no fast path becomes a KernelStep. `graph` must outlive the plan.
+Plan make_plan(const Graph& graph);
+
+// In words, for tests, logs and the bench.
+std::string step_text(const Plan& plan, const Step& step);
+std::string plan_text(const Plan& plan);
+
+}  // namespace npu::cpu

@@ -1,0 +1,250 @@
+#include "backend/cpu_run.h"
+
+#include <time.h>
+
+#include <algorithm>
+
+#include "backend/cpu_matmul.h"
+
+namespace npu::cpu {
+namespace {
+
+using Where = LoopArg::Where;
+
+// About 100 µs, what a sleep and a wake-up cost: barriers inside a call are usually shorter.
+constexpr int kSpins = 2000;
+
+// Of this thread alone, so that figures hold on a busy machine.
+double thread_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+void pause_briefly() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Calls piece(first row, rows) for the parts of [first, last) that lie in one run of the inner loop.
+template <class Piece>
+void for_inner_runs(const RowSpace& space, int64_t first, int64_t last, Piece&& piece) {
+  const int64_t inner = space.inner();
+  while (first < last) {
+    const int64_t rows = std::min(last - first, inner - first % inner);
+    piece(first, rows);
+    first += rows;
+  }
+}
+
+}  // namespace
+
+void Workspace::reserve(const Plan& plan) {
+  if (plan.scratch_bytes > scratch_bytes_) {
+    std::vector<std::shared_ptr<std::byte>> grown;
+    for (size_t i = 0; i < scratch_.size(); ++i) grown.push_back(allocate_aligned(plan.scratch_bytes));
+    scratch_ = std::move(grown);
+    scratch_bytes_ = plan.scratch_bytes;
+  }
+  if (plan.arena_bytes > arena_bytes_) {
+    arena_.reset();  // not both at once
+    arena_bytes_ = 0;
+    arena_ = allocate_aligned(plan.arena_bytes);
+    arena_bytes_ = plan.arena_bytes;
+  }
+}
+
+PlanRunner::PlanRunner(Plan plan, int threads)
+    : plan_(std::move(plan)),
+      bases_(plan_.storages.size()),
+      stages_(plan_.stages.size()),
+      threads_(static_cast<size_t>(threads)) {
+  size_t operands = 0;
+  for (const Step& step : plan_.steps) {
+    if (const auto* loop = std::get_if<LoopStep>(&step.work)) {
+      operands = std::max(operands, loop->memory.size());
+    }
+  }
+  for (ThreadState& thread : threads_) {
+    thread.rows.resize(operands);
+    thread.row_bytes.resize(operands);
+    thread.seconds.resize(plan_.steps.size());
+  }
+}
+
+std::vector<double> PlanRunner::step_seconds() {
+  timed_ = true;
+  std::vector<double> total(plan_.steps.size(), 0.0);
+  for (const ThreadState& thread : threads_) {
+    for (size_t i = 0; i < total.size(); ++i) total[i] += thread.seconds[i];
+  }
+  return total;
+}
+
+void PlanRunner::run(ThreadPool& pool, const Workspace& workspace,
+                     std::span<std::byte* const> inputs, std::span<std::byte* const> outputs) {
+  NPU_CHECK(workspace.arena_bytes() >= plan_.arena_bytes, "the workspace was reserved for the plan");
+  for (size_t i = 0; i < bases_.size(); ++i) {
+    const Storage& storage = plan_.storages[i];
+    bases_[i] = storage.kind == Storage::Kind::kInput    ? inputs[storage.index]
+                : storage.kind == Storage::Kind::kOutput ? outputs[storage.index]
+                                                         : workspace.arena() + storage.offset;
+  }
+  workspace_ = &workspace;
+  for (StageState& state : stages_) {
+    state.next.store(0, std::memory_order_relaxed);
+    state.done.store(0, std::memory_order_relaxed);
+  }
+  failed_.store(false, std::memory_order_relaxed);
+  pool.run(static_cast<int64_t>(threads_.size()),
+           [this](int64_t thread) { work(static_cast<size_t>(thread)); });
+  if (exception_) std::rethrow_exception(std::exchange(exception_, nullptr));
+}
+
+void PlanRunner::work(size_t thread) {
+  for (size_t s = 0; s < stages_.size(); ++s) {
+    const Stage& stage = plan_.stages[s];
+    StageState& state = stages_[s];
+    const int64_t chunks = plan_.steps[stage.first].chunks();
+    int64_t chunk = 0;
+    while ((chunk = state.next.fetch_add(1, std::memory_order_relaxed)) < chunks) {
+      if (!failed_.load(std::memory_order_relaxed)) run_chunk(stage, chunk, thread);
+      if (state.done.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks) state.done.notify_all();
+    }
+    for (int spin = 0; state.done.load(std::memory_order_acquire) < chunks && spin < kSpins; ++spin) {
+      pause_briefly();
+    }
+    int32_t done = 0;
+    while ((done = state.done.load(std::memory_order_acquire)) < chunks) state.done.wait(done);
+  }
+}
+
+void PlanRunner::run_chunk(const Stage& stage, int64_t chunk, size_t thread) {
+  try {
+    for (size_t i = stage.first; i < stage.last; ++i) {
+      const double start = timed_ ? thread_seconds() : 0;
+      run_step(plan_.steps[i], chunk, thread);
+      if (timed_) threads_[thread].seconds[i] += thread_seconds() - start;
+    }
+  } catch (...) {
+    failed_.store(true, std::memory_order_relaxed);  // the others only count the chunks down
+    const std::lock_guard lock(mutex_);
+    if (!exception_) exception_ = std::current_exception();
+  }
+}
+
+const std::byte* PlanRunner::row_address(const RowSpace& space, const Access& access,
+                                         int64_t row) const {
+  int64_t offset = access.offset;
+  for (size_t i = space.sizes.size(); i-- > 0;) {
+    offset += row % space.sizes[i] * access.strides[i];
+    row /= space.sizes[i];
+  }
+  const size_t storage = static_cast<size_t>(access.storage);
+  return bases_[storage] +
+         offset * static_cast<int64_t>(dtype_bytes(plan_.storages[storage].dtype));
+}
+
+void PlanRunner::run_step(const Step& step, int64_t chunk, size_t thread) {
+  if (const auto* kernel = std::get_if<KernelStep>(&step.work)) return run_kernel(*kernel);
+  const int64_t col_chunks = (step.cols + step.chunk_cols - 1) / step.chunk_cols;
+  const int64_t first = chunk / col_chunks * step.chunk_rows;
+  const int64_t last = std::min(step.rows, first + step.chunk_rows);
+  if (const auto* loop = std::get_if<LoopStep>(&step.work)) {
+    return run_loops(*loop, first, last, thread);
+  }
+  const auto& gemm = std::get<GemmStep>(step.work);
+  const auto dtype = [&](const Access& a) {
+    return plan_.storages[static_cast<size_t>(a.storage)].dtype;
+  };
+  GemmCall call;
+  call.lhs_dtype = dtype(gemm.lhs);
+  call.rhs_dtype = dtype(gemm.rhs);
+  call.out_dtype = dtype(gemm.out);
+  call.alpha = static_cast<float>(gemm.alpha);
+  if (gemm.alpha_storage >= 0) {
+    call.alpha *= reinterpret_cast<const float*>(
+        bases_[static_cast<size_t>(gemm.alpha_storage)])[gemm.alpha_offset];
+  }
+  call.scratch = workspace_->scratch(thread);
+  const int64_t col = step.cols > 1 ? chunk % col_chunks * step.chunk_cols : 0;
+  call.n = step.cols > 1 ? std::min(step.chunk_cols, gemm.n - col) : gemm.n;
+  const int64_t rhs_step = gemm.rhs_transposed ? gemm.rhs_ld : 1;
+  for_inner_runs(gemm.space, first, last, [&](int64_t row, int64_t rows) {
+    call.m = rows;
+    call.lhs = row_address(gemm.space, gemm.lhs, row);
+    call.rhs = row_address(gemm.space, gemm.rhs, row) +
+               col * rhs_step * static_cast<int64_t>(dtype_bytes(call.rhs_dtype));
+    call.out = const_cast<std::byte*>(row_address(gemm.space, gemm.out, row)) +
+               col * static_cast<int64_t>(dtype_bytes(call.out_dtype));
+    run_gemm(gemm, call);
+  });
+}
+
+void PlanRunner::run_loops(const LoopStep& step, int64_t first, int64_t last, size_t thread) {
+  ThreadState& state = threads_[thread];
+  for (size_t i = 0; i < step.memory.size(); ++i) {
+    const Access& access = step.memory[i];
+    state.row_bytes[i] = access.inner_stride() *
+                         static_cast<int64_t>(dtype_bytes(
+                             plan_.storages[static_cast<size_t>(access.storage)].dtype));
+  }
+  for_inner_runs(step.space, first, last, [&](int64_t run, int64_t rows) {
+    for (size_t i = 0; i < step.memory.size(); ++i) {
+      state.rows[i] = row_address(step.space, step.memory[i], run);
+    }
+    for (int64_t row = 0; row < rows; row += step.block_rows) {
+      run_block(step, std::min(step.block_rows, rows - row), row, thread);
+    }
+  });
+}
+
+// `rows` rows that begin `row` rows after the addresses in the thread's state.
+void PlanRunner::run_block(const LoopStep& step, int64_t rows, int64_t row, size_t thread) {
+  const ThreadState& state = threads_[thread];
+  float* const registers = workspace_->scratch(thread);
+  const auto resolve = [&](const LoopArg& arg, int64_t& stride) -> const void* {
+    const size_t index = static_cast<size_t>(arg.index);
+    switch (arg.where) {
+      case Where::kRegister:
+        stride = step.register_cols[index];
+        return registers + step.register_start[index] * step.block_rows + arg.column;
+      case Where::kMemory: {
+        const Access& access = step.memory[index];
+        const DType dtype = plan_.storages[static_cast<size_t>(access.storage)].dtype;
+        stride = access.inner_stride();
+        return state.rows[index] + row * state.row_bytes[index] +
+               arg.column * static_cast<int64_t>(dtype_bytes(dtype));
+      }
+      case Where::kNumber:
+        break;
+    }
+    stride = 0;
+    return &step.numbers[index];
+  };
+  for (const LoopOp& op : step.program) {
+    LoopCall call;
+    call.dst = const_cast<void*>(resolve(op.dst, call.dst_stride));
+    for (size_t i = 0; i < op.src.size(); ++i) call.src[i] = resolve(op.src[i], call.src_stride[i]);
+    call.rows = op.flat ? 1 : rows;
+    call.cols = op.flat ? rows * op.cols : op.cols;
+    call.step = op.step;
+    op.fn(call);
+  }
+}
+
+void PlanRunner::run_kernel(const KernelStep& step) {
+  std::vector<Tensor> operands;
+  for (const KernelStep::Operand& operand : step.operands) {
+    const int64_t bytes = static_cast<int64_t>(dtype_bytes(operand.type.dtype));
+    operands.push_back(Tensor::borrow(operand.type.dtype, operand.type.shape,
+                                      bases_[static_cast<size_t>(operand.storage)] +
+                                          operand.offset * bytes));
+  }
+  Tensor out = Tensor::borrow(step.out_type.dtype, step.out_type.shape,
+                              bases_[static_cast<size_t>(step.out)]);
+  step.op->kernel(operands, step.attrs, out);
+}
+
+}  // namespace npu::cpu

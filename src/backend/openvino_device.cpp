@@ -1,0 +1,273 @@
+// Runs imported parts: buffers are bound to ports as host pointers, so nothing is copied.
+#include "backend/openvino_device.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "backend/host_device.h"
+#include "base/hash.h"
+
+namespace npu {
+namespace {
+
+constexpr std::string_view kBlobMagic = "npu-openvino";
+constexpr std::string_view kPrecisionKey = "INFERENCE_PRECISION_HINT";
+constexpr size_t kFastAlignment =
+    64;  // kernels lose a third of their speed on less aligned operands
+
+// One input or output of a loaded part, with the memory that it is bound to at present.
+struct Port {
+  TensorType type;
+  OvHandle<OvPort> handle;
+  bool bound_directly = true;  // else copied out after each call
+  std::byte* memory = nullptr;
+  OvHandle<OvTensor> tensor = {nullptr, [](OvTensor*) {}};
+};
+
+class OpenVinoExecutable : public Executable {
+ public:
+  OpenVinoExecutable(OvHandle<OvCompiled> compiled_part, OvHandle<OvRequest> call)
+      : compiled(std::move(compiled_part)), request(std::move(call)) {}
+
+  OvHandle<OvCompiled> compiled;
+  OvHandle<OvRequest> request;
+  std::vector<Port> inputs, outputs;
+};
+
+std::vector<bool> constant_nodes(const Graph& part) {
+  std::vector<bool> constant(part.nodes().size());
+  for (size_t id = 0; id < constant.size(); ++id) {
+    const Node& node = part.nodes()[id];
+    constant[id] = !node.is_input() &&
+                   std::all_of(node.inputs.begin(), node.inputs.end(),
+                               [&](NodeId in) { return constant[static_cast<size_t>(in)]; });
+  }
+  return constant;
+}
+
+// Which outputs may be bound to the caller's memory. Where the runtime drops or shares the node of
+// an output (a movement, a conversion, x·1), binding it can redirect the *input* behind it to the
+// output's memory: results are then wrong without any error (seen in 2026.4.1). Such outputs, and
+// those that are inputs or repeat an earlier output, are copied after the call instead.
+std::vector<bool> directly_bound(const Graph& part) {
+  const std::vector<bool> constant = constant_nodes(part);
+  std::vector<bool> direct;
+  std::vector<NodeId> seen;
+  for (const GraphOutput& output : part.outputs()) {
+    const Node& node = part.node(output.node);
+    const bool repeated = std::find(seen.begin(), seen.end(), output.node) != seen.end();
+    seen.push_back(output.node);
+    bool may_vanish = node.is_input() || constant[static_cast<size_t>(output.node)];
+    if (!may_vanish) {
+      may_vanish = node.op->traits.movement;
+      for (const NodeId in : node.inputs) {
+        may_vanish |= constant[static_cast<size_t>(in)];
+        may_vanish |= part.node(in).type.dtype != node.type.dtype;
+      }
+    }
+    direct.push_back(!may_vanish && !repeated);
+  }
+  return direct;
+}
+
+// Element numbers and shapes as this program understands them: releases have renumbered the types.
+std::optional<Error> check_port(const OpenVinoLibrary& library, const OvPort& port,
+                                const TensorType& type, const std::string& name) {
+  const Result<OvPortType> found = library.port_type(port);
+  if (!found) return found.error();
+  if (found.value().element == static_cast<int>(ov_element(type.dtype)) &&
+      found.value().shape == type.shape) {
+    return std::nullopt;
+  }
+  return Error{ErrorKind::kBadInput, "openvino " + library.version(),
+               "port \"" + name + "\" must be " + type.text(),
+               "element type " + std::to_string(found.value().element) + ", shape " +
+                   shape_text(found.value().shape),
+               "use OpenVINO 2026.4.1"};
+}
+
+class OpenVinoDeviceRunner : public HostDevice {
+ public:
+  OpenVinoDeviceRunner(OpenVinoHandle library, const OpenVinoTarget& target, OvHandle<OvCore> core)
+      : HostDevice(kFastAlignment),
+        library_(std::move(library)),
+        target_(target),
+        core_(std::move(core)) {}
+
+  Result<std::unique_ptr<Executable>> load(const Blob& blob, const Graph& part) override;
+  Result<Ticket> submit(Executable& executable, std::span<Buffer* const> inputs,
+                        std::span<Buffer* const> outputs) override;
+
+ private:
+  std::optional<Error> add_ports(OpenVinoExecutable& executable, const Graph& part);
+  // Makes the port use the buffer; `bind` hands a new tensor to the request. Wrapping is skipped
+  // while the buffer stays the same, as it does for most ports from call to call.
+  template <class Bind>
+  std::optional<Error> retarget(Port& port, Buffer& buffer, const std::string& name, Bind&& bind);
+
+  OpenVinoHandle library_;
+  OpenVinoTarget target_;
+  OvHandle<OvCore> core_;
+  Ticket last_ticket_ = 0;
+};
+
+Result<std::unique_ptr<Executable>> OpenVinoDeviceRunner::load(const Blob& blob,
+                                                               const Graph& part) {
+  const Result<std::string_view> exported = unseal_blob(blob, library_->version());
+  if (!exported) return exported.error();
+  Result<OvHandle<OvCompiled>> compiled =
+      library_->import_blob(*core_, exported.value(), std::string(target_.device));
+  if (!compiled) return compiled.error();
+  if (auto failure = check_precision(*library_, *compiled.value(), target_)) return *failure;
+  Result<OvHandle<OvRequest>> request = library_->create_request(*compiled.value());
+  if (!request) return request.error();
+  auto executable =
+      std::make_unique<OpenVinoExecutable>(std::move(compiled.value()), std::move(request.value()));
+  if (auto failure = add_ports(*executable, part)) return *failure;
+  return std::unique_ptr<Executable>(std::move(executable));
+}
+
+std::optional<Error> OpenVinoDeviceRunner::add_ports(OpenVinoExecutable& executable,
+                                                     const Graph& part) {
+  for (const NodeId id : part.inputs()) {
+    const Node& node = part.node(id);
+    Result<OvHandle<OvPort>> port = library_->input_by_name(*executable.compiled, node.name);
+    if (!port) return port.error();
+    if (auto failure = check_port(*library_, *port.value(), node.type, node.name)) return failure;
+    executable.inputs.push_back({node.type, std::move(port.value())});
+  }
+  const Result<size_t> num_outputs = library_->num_outputs(*executable.compiled);
+  if (!num_outputs) return num_outputs.error();
+  if (num_outputs.value() != part.outputs().size()) {
+    return Error{ErrorKind::kBadInput, "openvino blob",
+                 "must have " + std::to_string(part.outputs().size()) + " outputs",
+                 std::to_string(num_outputs.value()), "clear the compile cache"};
+  }
+  const std::vector<bool> direct = directly_bound(part);
+  for (size_t i = 0; i < part.outputs().size(); ++i) {
+    const GraphOutput& output = part.outputs()[i];
+    const TensorType& type = part.node(output.node).type;
+    Result<OvHandle<OvPort>> port = library_->output_by_index(*executable.compiled, i);
+    if (!port) return port.error();
+    if (auto failure = check_port(*library_, *port.value(), type, output.name)) return failure;
+    executable.outputs.push_back({type, std::move(port.value()), direct[i]});
+  }
+  return std::nullopt;
+}
+
+template <class Bind>
+std::optional<Error> OpenVinoDeviceRunner::retarget(Port& port, Buffer& buffer,
+                                                    const std::string& name, Bind&& bind) {
+  const size_t bytes = static_cast<size_t>(port.type.bytes());
+  if (buffer.bytes() < bytes) {
+    return Error{ErrorKind::kBadInput, std::string(target_.backend),
+                 name + " needs " + std::to_string(bytes) + " bytes",
+                 "a buffer of " + std::to_string(buffer.bytes()), ""};
+  }
+  if (port.memory == buffer.host_pointer()) return std::nullopt;
+  Result<OvHandle<OvTensor>> tensor =
+      library_->wrap(port.type.dtype, port.type.shape, buffer.host_pointer());
+  if (!tensor) return tensor.error();
+  port.memory = nullptr;  // unknown again should binding fail
+  port.tensor = std::move(tensor.value());
+  if (auto failure = bind(*port.tensor)) return failure;
+  port.memory = buffer.host_pointer();
+  return std::nullopt;
+}
+
+Result<Device::Ticket> OpenVinoDeviceRunner::submit(Executable& executable,
+                                                    std::span<Buffer* const> inputs,
+                                                    std::span<Buffer* const> outputs) {
+  auto& part = dynamic_cast<OpenVinoExecutable&>(executable);
+  NPU_CHECK(inputs.size() == part.inputs.size() && outputs.size() == part.outputs.size(),
+            "a call binds every input and output of its part");
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Port& port = part.inputs[i];
+    auto failure = retarget(port, *inputs[i], "input " + std::to_string(i), [&](OvTensor& tensor) {
+      return library_->bind_input(*part.request, *port.handle, tensor);
+    });
+    if (failure) return *failure;
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    Port& port = part.outputs[i];
+    auto failure = retarget(port, *outputs[i], "output " + std::to_string(i),
+                            [&](OvTensor& tensor) -> std::optional<Error> {
+                              if (!port.bound_directly) return std::nullopt;
+                              return library_->bind_output(*part.request, i, tensor);
+                            });
+    if (failure) return *failure;
+  }
+  if (auto failure = library_->infer(*part.request)) return *failure;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Port& port = part.outputs[i];
+    if (port.bound_directly) continue;
+    auto failure = library_->copy_output(*part.request, i,
+                                         {port.memory, static_cast<size_t>(port.type.bytes())});
+    if (failure) return *failure;
+  }
+  return ++last_ticket_;
+}
+
+}  // namespace
+
+Result<OvHandle<OvCore>> configured_core(
+    const OpenVinoLibrary& library, const OpenVinoTarget& target, int threads,
+    const std::vector<std::pair<std::string, std::string>>& properties) {
+  Result<OvHandle<OvCore>> core = library.create_core();
+  if (!core) return core;
+  std::vector<std::pair<std::string, std::string>> all = properties;
+  all.emplace_back(kPrecisionKey, target.precision);
+  if (target.has_threads) {
+    all.emplace_back("NUM_STREAMS", "1");
+    if (threads > 0) all.emplace_back("INFERENCE_NUM_THREADS", std::to_string(threads));
+  }
+  for (const auto& [key, value] : all) {
+    auto failure = library.set_property(*core.value(), std::string(target.device), key, value);
+    if (failure) return *failure;
+  }
+  return core;
+}
+
+std::optional<Error> check_precision(const OpenVinoLibrary& library, const OvCompiled& compiled,
+                                     const OpenVinoTarget& target) {
+  const Result<std::string> effective =
+      library.compiled_property(compiled, std::string(kPrecisionKey));
+  if (!effective) return effective.error();
+  if (effective.value() == target.precision) return std::nullopt;
+  return Error{ErrorKind::kBadInput, std::string(target.backend),
+               "must compute in " + std::string(target.precision), effective.value(),
+               "use OpenVINO 2026.4.1"};
+}
+
+Blob seal_blob(const std::string& version, const std::string& exported) {
+  return std::string(kBlobMagic) + " " + version + " " + sha256_hex(std::string_view(exported)) +
+         "\n" + exported;
+}
+
+Result<std::string_view> unseal_blob(const Blob& blob, const std::string& version) {
+  constexpr size_t kDigestLength = 64;
+  const std::string start = std::string(kBlobMagic) + " " + version + " ";
+  const std::string_view bytes = blob;
+  const size_t header = start.size() + kDigestLength + 1;
+  if (!bytes.starts_with(start) || bytes.size() < header || bytes[header - 1] != '\n') {
+    return Error{ErrorKind::kBadInput, "openvino blob", "must be made by OpenVINO " + version, "",
+                 "clear the compile cache"};
+  }
+  const std::string_view exported = bytes.substr(header);
+  if (sha256_hex(exported) != bytes.substr(start.size(), kDigestLength)) {
+    return Error{ErrorKind::kBadInput, "openvino blob", "is damaged", "",
+                 "clear the compile cache"};
+  }
+  return exported;
+}
+
+Result<std::unique_ptr<Device>> open_openvino_device(OpenVinoHandle library,
+                                                     const OpenVinoTarget& target, int threads) {
+  Result<OvHandle<OvCore>> core = configured_core(*library, target, threads, {});
+  if (!core) return core.error();
+  return std::unique_ptr<Device>(
+      std::make_unique<OpenVinoDeviceRunner>(std::move(library), target, std::move(core.value())));
+}
+
+}  // namespace npu

@@ -1,0 +1,47 @@
+// The list of backends: the one place that knows all of them.
+#include <string>
+
+#include "backend/backend.h"
+#include "backend/cpu.h"
+#include "backend/openvino.h"
+
+namespace npu {
+namespace {
+
+std::optional<Error> always_usable() { return std::nullopt; }
+
+// In order of preference for `auto`. Reference kernels are never picked unasked, they are slow; nor
+// are GPUs, which round to f16 by default.
+constexpr BackendEntry kEntries[] = {
+    {"openvino:NPU", "Intel NPU through OpenVINO, f16", make_openvino_entry<OpenVinoDevice::kNpu>,
+     probe_openvino_entry<OpenVinoDevice::kNpu>, true},
+    {"openvino:CPU", "any CPU through OpenVINO", make_openvino_entry<OpenVinoDevice::kCpu>,
+     probe_openvino_entry<OpenVinoDevice::kCpu>, true},
+    {"cpu", "this program's own executor: OpenBLAS and fused vector loops", make_cpu, always_usable,
+     true},
+    {"openvino:GPU", "Intel GPU through OpenVINO", make_openvino_entry<OpenVinoDevice::kGpu>,
+     probe_openvino_entry<OpenVinoDevice::kGpu>, false},
+    {"cpu:reference", "the definition of every op, slow; judges the others", make_cpu_reference,
+     always_usable, false},
+};
+
+std::string known_names() {
+  std::string names = "auto";
+  for (const BackendEntry& entry : kEntries) names += ", " + std::string(entry.pattern);
+  return names;
+}
+
+}  // namespace
+
+std::span<const BackendEntry> backend_entries() { return kEntries; }
+
+Result<std::unique_ptr<Backend>> make_backend(std::string_view name) {
+  for (const BackendEntry& entry : kEntries) {
+    const bool wanted = name == "auto" ? entry.automatic && !entry.probe() : name == entry.pattern;
+    if (wanted) return entry.make();
+  }
+  return Error{ErrorKind::kUsage, "--backend", "there is no such backend", std::string(name),
+               "use one of " + known_names()};
+}
+
+}  // namespace npu

@@ -1,0 +1,2 @@
+include(${CMAKE_CURRENT_LIST_DIR}/backend_cpu.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/backend_ov.cmake)
