@@ -1,0 +1,68 @@
+// The compile cache: content-addressed blobs under an explainable key.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/file.h"
+
+namespace npu {
+
+// An ordered list of (label, value): "part", "backend", "compiler", "traits", "threads" and one
+// label per vendor option. The digest is the SHA-256 over all of them; a miss is explained by the
+// labels whose values differ from the nearest entry's.
+class CacheKey {
+ public:
+  void add(std::string label, std::string_view value);  // stores the value's hash and a short form
+  struct Item {
+    std::string label, sha256, shown;  // shown: the value itself when short, else ""
+  };
+  const std::vector<Item>& items() const { return items_; }
+  std::string digest() const;
+
+ private:
+  std::vector<Item> items_;
+};
+
+// What compiling one part came to. Failures are kept too, so that nothing fails twice.
+struct CompileOutcome {
+  enum class Kind { kBuilt, kRejected, kCrashed, kTimedOut, kOutOfMemory };
+  Kind kind = Kind::kRejected;
+  Blob blob;           // kBuilt only
+  std::string reason;  // not kBuilt: one line
+  std::string log_tail;
+  double seconds = 0;
+  int64_t peak_memory_bytes = 0;
+  // The limits it was compiled under, 0 = none: running into one says nothing about a wider one.
+  double seconds_limit = 0;
+  int64_t memory_limit_bytes = 0;
+  bool from_cache = false;
+
+  bool built() const { return kind == Kind::kBuilt; }
+};
+std::string_view outcome_name(CompileOutcome::Kind kind);
+
+// Layout: DIR/parts/<digest>.json (manifest: key items, outcome, sha256 and size of the blob) and
+// DIR/parts/<digest>.blob. Both are published by rename; a blob whose digest does not match its
+// manifest is dropped with a warning and counts as a miss. The directory is untrusted input.
+class Cache {
+ public:
+  explicit Cache(fs::path directory);
+  std::optional<CompileOutcome> get(const CacheKey& key) const;
+  // Errors: a cache that can't be written is a UserError; the outcome itself is unharmed.
+  void put(const CacheKey& key, const CompileOutcome& outcome, std::string_view group) const;
+  // "threads changed: 2 (was 1)" against the nearest entry of the same part text or the same group;
+  // "no entry for this part or any like it" when there is none.
+  std::string explain_miss(const CacheKey& key, std::string_view group) const;
+  const fs::path& directory() const { return directory_; }
+
+ private:
+  fs::path directory_;
+};
+
+}  // namespace npu

@@ -1,0 +1,2 @@
+npu_test(compile_test SOURCES compile_test.cpp compile_fakes.cpp LINK npu_compile)
+npu_test(runtime_test SOURCES runtime_test.cpp compile_fakes.cpp LINK npu_compile)
