@@ -1,0 +1,80 @@
+// JSON lines → tokens and labels → micro-batches.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/file.h"
+#include "io/chat_template.h"
+#include "io/tokenizer.h"
+#include "model/batch.h"
+
+namespace npu {
+
+struct TokenRow {
+  std::vector<int32_t> input_ids;
+  std::vector<int32_t> labels;  // kNoLoss where no loss is taken
+  bool cut = false;             // shortened to the length limit
+  bool dropped = false;         // no trained token left
+  std::string where;            // "file:line"
+};
+
+struct DatasetOptions {
+  int64_t max_length = 512;   // rows are cut at the end to this many tokens
+  bool train_on_all = false;  // --train-on all
+  int64_t skip_bad_rows = 0;  // tolerated bad rows; the next one is an error
+  std::string template_date;
+  int64_t vocab_size = 0;  // ids of tokenised rows are checked against it
+};
+
+struct Dataset {
+  std::vector<TokenRow> rows;  // file order, dropped ones included
+  int64_t cut = 0, dropped = 0, bad = 0;
+  std::string sha256;                 // of the files' bytes
+  std::vector<std::string> warnings;  // "no row trains an end token", …
+  int64_t trained_tokens() const;
+};
+// Rows: {"text"}, {"prompt","response"|"completion"}, {"messages"}, {"input_ids","labels"}; rules
+// of product.md section 4. Errors are UserErrors "file:line: what; got …; hint".
+Dataset load_dataset(const std::vector<fs::path>& files, const Tokenizer& tokenizer,
+                     const TokenizerFiles& files_of_tokenizer, const DatasetOptions& options);
+
+enum class Packing { kBestFit, kWrap, kNone };
+
+struct BatcherOptions {
+  int64_t seq_len = 512;  // at least the length of the longest row, but for kWrap
+  int64_t batch = 1;
+  Packing packing = Packing::kBestFit;
+  uint64_t seed = 0;
+  int32_t pad_id = 0;
+};
+
+// An endless, seeded stream of micro-batches: each epoch is shuffled anew, then packed. next()
+// after seek(position) gives what it would have given without interruption. Dropped rows are left
+// out; the last micro-batch of an epoch is filled up with empty sequences.
+class Batcher {
+ public:
+  // `dataset` must outlive the batcher. A data set without a trained token is a UserError.
+  Batcher(const Dataset& dataset, BatcherOptions options);
+  ~Batcher();
+
+  Batch next();
+  // Where next() will go on. At the end of an epoch batch_in_epoch is its number of batches.
+  struct Position {
+    int64_t epoch = 0, batch_in_epoch = 0;
+  };
+  Position position() const;
+  // A position that this data and these options do not have (of another run) is a UserError.
+  void seek(Position position);
+  int64_t batches_per_epoch() const;  // of the current epoch
+  double fill_ratio() const;          // tokens that are not padding, of the current epoch
+  int64_t max_loss_rows() const;      // most rows with loss in one batch of the current epoch
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace npu

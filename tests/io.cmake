@@ -1,0 +1,2 @@
+include(${CMAKE_CURRENT_LIST_DIR}/io_files.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/io_tokens.cmake)
