@@ -1,0 +1,70 @@
+// What the host prepares of a micro-batch.
+#include "train/batch_inputs.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace npu {
+namespace {
+
+// Bits of `value` in a 16- or 32-bit float dtype.
+uint32_t float_bits(double value, DType dtype) {
+  Tensor one(dtype, {1});
+  set_element(one, 0, value);
+  uint32_t bits = 0;
+  std::memcpy(&bits, one.data(), dtype_bytes(dtype));
+  return bits;
+}
+
+template <class T>
+void fill_mask(const Batch& batch, std::span<T> mask, T open, T closed) {
+  const int64_t s = batch.seq_len;
+  std::fill(mask.begin(), mask.end(), closed);
+  for (int64_t b = 0; b < batch.batch; ++b) {
+    const int32_t* segment = batch.segments.data() + b * s;
+    int64_t first = 0;  // first row of row i's document
+    for (int64_t i = 0; i < s; ++i) {
+      if (i == 0 || segment[i] != segment[i - 1] || segment[i] < 0) first = i;
+      T* row = mask.data() + (b * s + i) * s;
+      std::fill(row + first, row + i + 1, open);
+    }
+  }
+}
+
+}  // namespace
+
+void embedding_rows(const Tensor& embedding_VH, const Batch& batch, Tensor& x_MH) {
+  const int64_t vocab = embedding_VH.shape()[0];
+  const size_t row_bytes = embedding_VH.bytes() / static_cast<size_t>(vocab);
+  Tensor gathered = embedding_VH.dtype() == x_MH.dtype()
+                        ? x_MH
+                        : Tensor(embedding_VH.dtype(), x_MH.shape());
+  for (size_t row = 0; row < batch.input_ids.size(); ++row) {
+    const int32_t id = batch.input_ids[row];
+    NPU_CHECK(id >= 0 && id < vocab, "token id " + std::to_string(id));
+    std::memcpy(gathered.mutable_data() + row * row_bytes,
+                embedding_VH.data() + static_cast<size_t>(id) * row_bytes, row_bytes);
+  }
+  if (gathered.data() == x_MH.data()) return;
+  const Tensor converted = gathered.to(x_MH.dtype());
+  std::memcpy(x_MH.mutable_data(), converted.data(), converted.bytes());
+}
+
+void rope_inputs(const ModelConfig& config, const Batch& batch, Tensor& cos, Tensor& sin) {
+  const RopeTables tables = rope_tables(config, batch.positions);
+  const Tensor cos_converted = tables.cos.to(cos.dtype()), sin_converted = tables.sin.to(sin.dtype());
+  std::memcpy(cos.mutable_data(), cos_converted.data(), cos.bytes());
+  std::memcpy(sin.mutable_data(), sin_converted.data(), sin.bytes());
+}
+
+void attention_mask(const Batch& batch, Tensor& mask) {
+  const DType dtype = mask.dtype();
+  const uint32_t closed = float_bits(mask_value(dtype), dtype);
+  if (dtype_bytes(dtype) == 4) {
+    fill_mask<float>(batch, mask.mutable_values<float>(), 0.0f, std::bit_cast<float>(closed));
+  } else {
+    fill_mask<uint16_t>(batch, mask.mutable_values<uint16_t>(), 0, static_cast<uint16_t>(closed));
+  }
+}
+
+}  // namespace npu

@@ -1,0 +1,148 @@
+// The buffers of one model on one device, and the bindings that tie each layer's call to them.
+#include "train/device_model.h"
+
+#include "train/lora_state.h"
+
+namespace npu {
+namespace {
+
+bool is_adapter(std::string_view input) {
+  return input.ends_with(".lora_A") || input.ends_with(".lora_B");
+}
+
+// Inputs of the layer graph that are weights on disk.
+bool is_stored_weight(std::string_view input) {
+  return input.ends_with(".weight") || input.ends_with(".bias");
+}
+
+const std::string kEmbedding = "model.embed_tokens.weight", kHead = "lm_head.weight";
+
+}  // namespace
+
+DeviceTensor DeviceModel::allocate(Device& device, TensorType type, std::string_view what) {
+  bytes += type.bytes();
+  return allocate_tensor(device, std::move(type), what);
+}
+
+DeviceModel::DeviceModel(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
+                         const WeightStore& store) {
+  const LayerOptions& o = graphs.options.layer;
+  const DType compute = o.compute_dtype();
+  const int64_t rows_M = o.batch * o.seq_len, hidden = config.hidden_size;
+  const TensorType activation{compute, {rows_M, hidden}};
+
+  cos = allocate(device, {compute, {o.batch, 1, o.seq_len, config.head_dim}}, "cos");
+  sin = allocate(device, cos.type, "sin");
+  mask = allocate(device, {compute, {o.batch, 1, o.seq_len, o.seq_len}}, "mask");
+  lora_scale = allocate(device, {DType::kF32, {1, 1}}, "lora_scale");
+  upload_tensor(device, lora_scale, Tensor::scalar_f32(static_cast<float>(o.lora.scale())));
+  norm_weight = allocate(device, {compute, {1, hidden}}, "model.norm.weight");
+  upload_tensor(device, norm_weight, store.get("model.norm.weight"));
+
+  const int64_t kept = graphs.options.train ? config.num_hidden_layers + 1 : 2;
+  for (int64_t i = 0; i < kept; ++i) {
+    activations.push_back(allocate(device, activation, "activations"));
+  }
+  if (graphs.options.train) {
+    for (DeviceTensor& g : gradients) g = allocate(device, activation, "activation gradients");
+    const Graph& backward = graphs.graph(kLayerBackward);
+    for (const GraphOutput& output : backward.outputs()) {
+      if (output.name == "d_x") continue;
+      adapter_gradients[output.name] =
+          allocate(device, backward.node(output.node).type, output.name);
+    }
+  }
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    load_layer(config, graphs, device, store, layer);
+  }
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) bind_layer(graphs, layer);
+  load_head(config, graphs, device, store);
+}
+
+DeviceTensor& DeviceModel::layer_input(int64_t layer) {
+  return activations[static_cast<size_t>(layer) % activations.size()];
+}
+const DeviceTensor& DeviceModel::layer_input(int64_t layer) const {
+  return activations[static_cast<size_t>(layer) % activations.size()];
+}
+
+void DeviceModel::load_layer(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
+                             const WeightStore& store, int64_t layer) {
+  LayerCall call;
+  const Graph forward = layer_forward(config, graphs.options.layer);
+  for (const NodeId id : forward.inputs()) {
+    const Node& input = forward.node(id);
+    const std::string name = layer_name(layer, input.name);
+    if (is_adapter(input.name)) {
+      call.weights[input.name] = allocate(device, input.type, name);
+    } else if (is_stored_weight(input.name)) {
+      DeviceTensor weight = allocate(device, input.type, name);
+      const Tensor stored = store.get(name);
+      upload_tensor(device, weight, stored);
+      store.release(stored);
+      call.weights[input.name] = std::move(weight);
+    }
+  }
+  for (size_t i = 0; i < graphs.saved.size(); ++i) {
+    call.saved.push_back(allocate(device, graphs.saved_types[i], graphs.saved[i]));
+  }
+  layers.push_back(std::move(call));
+}
+
+void DeviceModel::bind_layer(const ModelGraphs& graphs, int64_t layer) {
+  LayerCall& call = layers[static_cast<size_t>(layer)];
+  Runtime::Bindings shared = {{"cos", cos.buffer.get()},
+                              {"sin", sin.buffer.get()},
+                              {"mask", mask.buffer.get()},
+                              {"lora_scale", lora_scale.buffer.get()},
+                              {"x", layer_input(layer).buffer.get()}};
+  for (auto& [name, tensor] : call.weights) shared[name] = tensor.buffer.get();
+  call.eval = shared;
+  call.eval["y"] = layer_input(layer + 1).buffer.get();
+  if (!graphs.options.train) return;
+  for (size_t i = 0; i < graphs.saved.size(); ++i) {
+    shared[graphs.saved[i]] = call.saved[i].buffer.get();
+  }
+  call.forward = shared;
+  call.forward["y"] = layer_input(layer + 1).buffer.get();
+  call.backward = shared;
+  call.backward["d_y"] = layer_gradient(layer).buffer.get();
+  call.backward["d_x"] = layer_gradient(layer - 1).buffer.get();
+  for (auto& [name, tensor] : adapter_gradients) call.backward[name] = tensor.buffer.get();
+}
+
+void DeviceModel::load_head(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
+                            const WeightStore& store) {
+  const LayerOptions& o = graphs.options.layer;
+  const int64_t vocab = config.vocab_size, hidden = config.hidden_size;
+  const int64_t rows_R = graphs.options.loss_rows;
+  const std::string& head_name = config.tie_word_embeddings ? kEmbedding : kHead;
+  head = allocate(device, {o.weight_dtype, {vocab, hidden}}, head_name);
+  const Tensor stored = store.get(head_name);
+  upload_tensor(device, head, stored);
+  store.release(stored);
+  head_VH = read_tensor(device, head);
+  embedding_VH = config.tie_word_embeddings ? head_VH : store.get(kEmbedding);
+
+  size_t offset = 0;
+  for (const int64_t chunk : graphs.chunks) {
+    const TensorType type{o.weight_dtype, {chunk, hidden}};
+    const size_t size = static_cast<size_t>(type.bytes());
+    head_chunks.push_back({device.view(head.buffer, offset, size), type});
+    offset += size;
+  }
+  const TensorType column{DType::kF32, {rows_R, 1}}, hidden_rows{o.compute_dtype(), {rows_R, hidden}};
+  rows = allocate(device, {DType::kI32, {rows_R}}, "rows");
+  targets = allocate(device, {DType::kI32, {rows_R, 1}}, "targets");
+  h = allocate(device, hidden_rows, "h");
+  max = allocate(device, column, "max");
+  sum = allocate(device, column, "sum");
+  target_logit = allocate(device, column, "target_logit");
+  argmax = allocate(device, column, "argmax");
+  if (!graphs.options.train) return;
+  d_h = allocate(device, hidden_rows, "d_h");
+  u = allocate(device, {DType::kF32, {rows_R, hidden}}, "u");
+  d_x_head = allocate(device, layer_input(0).type, "d_x of the head");
+}
+
+}  // namespace npu

@@ -1,0 +1,62 @@
+// The host's half of the one-pass cross-entropy.
+#include "train/head.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace npu {
+
+HeadJoin::HeadJoin(int64_t rows, int64_t hidden, bool gradient)
+    : hidden_(hidden),
+      max_(static_cast<size_t>(rows)),
+      others_(static_cast<size_t>(rows)),
+      target_(static_cast<size_t>(rows)),
+      acc_(gradient ? static_cast<size_t>(rows * hidden) : 0) {
+  reset();
+}
+
+void HeadJoin::reset() {
+  std::fill(max_.begin(), max_.end(), -std::numeric_limits<double>::infinity());
+  std::fill(others_.begin(), others_.end(), 0.0);
+  std::fill(target_.begin(), target_.end(), 0.0);
+  std::fill(acc_.begin(), acc_.end(), 0.0f);
+}
+
+void HeadJoin::add(const Tensor& max, const Tensor& sum, const Tensor& target_logit,
+                   const Tensor* u) {
+  const auto max_R = max.values<float>(), sum_R = sum.values<float>(),
+             target_R = target_logit.values<float>();
+  const size_t hidden = static_cast<size_t>(hidden_);
+  for (size_t row = 0; row < max_.size(); ++row) {
+    const double joint = std::max(max_[row], static_cast<double>(max_R[row]));
+    const double keep = std::exp(max_[row] - joint), take = std::exp(max_R[row] - joint);
+    max_[row] = joint;
+    others_[row] = others_[row] * keep + sum_R[row] * take;
+    target_[row] += target_R[row];
+    if (u == nullptr) continue;
+    const float* from = u->values<float>().data() + row * hidden;
+    float* acc = acc_.data() + row * hidden;
+    const float keep_f = static_cast<float>(keep), take_f = static_cast<float>(take);
+    for (size_t i = 0; i < hidden; ++i) acc[i] = acc[i] * keep_f + from[i] * take_f;
+  }
+}
+
+double HeadJoin::log_prob(int64_t row) const {
+  const size_t r = static_cast<size_t>(row);
+  const double own = std::exp(target_[r] - max_[r]);
+  // log1p keeps the digits of a small loss; the other form survives a target far below the maximum.
+  if (own >= others_[r]) return -std::log1p(others_[r] / own);
+  return target_[r] - max_[r] - std::log(others_[r] + own);
+}
+
+void HeadJoin::gradient(int64_t row, double w, std::span<const float> target_weight_H,
+                        std::span<float> dh_H) const {
+  const size_t r = static_cast<size_t>(row);
+  const double z = others_[r] + std::exp(target_[r] - max_[r]);
+  const float scale = static_cast<float>(w / z), own = static_cast<float>(w * (others_[r] / z));
+  const float* acc = acc_.data() + r * static_cast<size_t>(hidden_);
+  for (size_t i = 0; i < dh_H.size(); ++i) dh_H[i] = scale * acc[i] - own * target_weight_H[i];
+}
+
+}  // namespace npu

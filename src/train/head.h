@@ -1,0 +1,36 @@
+// The host's half of the one-pass cross-entropy: joins what ce_grad / ce_stats give for each
+// vocabulary chunk into losses and the gradient of the hidden rows.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace npu {
+
+// For each row, over the chunks seen so far: the running maximum m of the logits,
+// others = Σ_{j≠target} exp(logit_j − m), the target's logit, and acc = Σ_{j≠target} exp(logit_j − m)·W_j.
+// Rows are independent; a chunk with a higher maximum rescales what came before.
+class HeadJoin {
+ public:
+  HeadJoin(int64_t rows, int64_t hidden, bool gradient);
+  void reset();
+  // max, sum, target_logit: f32 [R,1]; u: f32 [R,H], null when no gradient will be asked for.
+  void add(const Tensor& max, const Tensor& sum, const Tensor& target_logit, const Tensor* u);
+
+  // log p(target) of a row, in nats.
+  double log_prob(int64_t row) const;
+  // d(−w·log p)/dh of a row: w·(acc/Z − others/Z·W[target]), Z = others + exp(target_logit − m).
+  // No term cancels when p is near 1.
+  void gradient(int64_t row, double w, std::span<const float> target_weight_H,
+                std::span<float> dh_H) const;
+
+ private:
+  int64_t hidden_;
+  std::vector<double> max_, others_, target_;
+  std::vector<float> acc_;
+};
+
+}  // namespace npu

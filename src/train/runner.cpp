@@ -1,0 +1,275 @@
+// A model on a device: one micro-batch forward and backward, or forward and scored.
+#include "train/runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "train/batch_inputs.h"
+#include "train/device_model.h"
+#include "train/head.h"
+#include "train/lora_state.h"
+
+namespace npu {
+namespace {
+
+double seconds_now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Adds the time of a scope to a counter.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& total) : total_(total), start_(seconds_now()) {}
+  ~Stopwatch() { total_ += seconds_now() - start_; }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& total_;
+  double start_;
+};
+
+void add_into(Tensor& sum_f32, const Tensor& term) {
+  const auto to = sum_f32.mutable_values<float>();
+  const Tensor from = term.dtype() == DType::kF32 ? term : term.to(DType::kF32);
+  const auto values = from.values<float>();
+  for (size_t i = 0; i < to.size(); ++i) to[i] += values[i];
+}
+
+}  // namespace
+
+struct ModelRunner::State {
+  ModelConfig config;
+  ModelGraphs graphs;
+  std::unique_ptr<Runtime> runtime;
+  DeviceModel model;
+  HeadJoin join;
+  Phases phases;
+  std::vector<float> target_row_H, gradient_row_H;
+
+  State(const ModelConfig& c, ModelGraphs g, std::unique_ptr<Runtime> r, const WeightStore& w)
+      : config(c),
+        graphs(std::move(g)),
+        runtime(std::move(r)),
+        model(config, graphs, runtime->device(), w),
+        join(graphs.options.loss_rows, config.hidden_size, graphs.options.train),
+        target_row_H(static_cast<size_t>(config.hidden_size)),
+        gradient_row_H(static_cast<size_t>(config.hidden_size)) {}
+
+  Device& device() { return runtime->device(); }
+  int64_t num_layers() const { return config.num_hidden_layers; }
+
+  void load_batch(const Batch& batch);
+  std::optional<Error> forward(bool train);
+  // final_norm and the head's chunks for up to R targets.
+  std::optional<Error> run_head(std::span<const RowTarget> targets, bool train,
+                                std::vector<int32_t>* argmax);
+  // The loss of R targets, and d_h for them.
+  LossSum head_gradient(std::span<const RowTarget> targets, double w);
+  // All loss rows: the loss, and the gradient of the last layer's output in layer_gradient(L-1).
+  Result<LossSum> loss_and_gradient(std::span<const RowTarget> targets, double w);
+  std::optional<Error> backward(std::span<Parameter> parameters);
+};
+
+void ModelRunner::State::load_batch(const Batch& batch) {
+  const Stopwatch watch(phases.input_seconds);
+  NPU_CHECK(batch.batch == graphs.options.layer.batch &&
+                batch.seq_len == graphs.options.layer.seq_len,
+            "batch of another shape than the graphs'");
+  fill_tensor(device(), model.layer_input(0),
+              [&](Tensor& x) { embedding_rows(model.embedding_VH, batch, x); });
+  Tensor cos(model.cos.type.dtype, model.cos.type.shape), sin = cos.clone();
+  rope_inputs(config, batch, cos, sin);
+  upload_tensor(device(), model.cos, cos);
+  upload_tensor(device(), model.sin, sin);
+  fill_tensor(device(), model.mask, [&](Tensor& mask) { attention_mask(batch, mask); });
+}
+
+std::optional<Error> ModelRunner::State::forward(bool train) {
+  for (int64_t layer = 0; layer < num_layers(); ++layer) {
+    const LayerCall& call = model.layers[static_cast<size_t>(layer)];
+    auto error = train ? runtime->run(kLayerForward, call.forward)
+                       : runtime->run(kLayerEval, call.eval);
+    if (error) return error;
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> ModelRunner::State::run_head(std::span<const RowTarget> targets, bool train,
+                                                  std::vector<int32_t>* argmax) {
+  // Unused rows repeat row 0; nothing reads their results.
+  fill_tensor(device(), model.rows, [&](Tensor& rows) {
+    const auto to = rows.mutable_values<int32_t>();
+    for (size_t i = 0; i < to.size(); ++i) to[i] = i < targets.size() ? targets[i].row : 0;
+  });
+  auto error = runtime->run(kFinalNorm, {{"x", model.layer_input(num_layers()).buffer.get()},
+                                         {"rows", model.rows.buffer.get()},
+                                         {"norm.weight", model.norm_weight.buffer.get()},
+                                         {"h", model.h.buffer.get()}});
+  if (error) return error;
+  join.reset();
+  int64_t first_column = 0;
+  std::vector<float> best(targets.size(), -std::numeric_limits<float>::infinity());
+  for (size_t chunk = 0; chunk < graphs.chunks.size(); ++chunk) {
+    fill_tensor(device(), model.targets, [&](Tensor& relative) {
+      const auto to = relative.mutable_values<int32_t>();
+      for (size_t i = 0; i < to.size(); ++i) {
+        to[i] = i < targets.size() ? targets[i].target - static_cast<int32_t>(first_column) : -1;
+      }
+    });
+    Runtime::Bindings bindings = {{"h", model.h.buffer.get()},
+                                  {"head.weight", model.head_chunks[chunk].buffer.get()},
+                                  {"target", model.targets.buffer.get()},
+                                  {"max", model.max.buffer.get()},
+                                  {"sum", model.sum.buffer.get()},
+                                  {"target_logit", model.target_logit.buffer.get()}};
+    if (train) {
+      bindings["u"] = model.u.buffer.get();
+    } else {
+      bindings["argmax"] = model.argmax.buffer.get();
+    }
+    error = runtime->run(graphs.head_graph(train ? kCeGrad : kCeStats, chunk), bindings);
+    if (error) return error;
+    const Stopwatch watch(phases.head_seconds);
+    const Tensor max = read_tensor(device(), model.max);
+    const Tensor u = train ? read_tensor(device(), model.u) : Tensor();
+    join.add(max, read_tensor(device(), model.sum), read_tensor(device(), model.target_logit),
+             train ? &u : nullptr);
+    if (argmax != nullptr) {
+      const Tensor columns = read_tensor(device(), model.argmax);
+      for (size_t i = 0; i < targets.size(); ++i) {
+        if (max.values<float>()[i] <= best[i]) continue;
+        best[i] = max.values<float>()[i];
+        (*argmax)[i] = static_cast<int32_t>(first_column) +
+                       static_cast<int32_t>(columns.values<float>()[i]);
+      }
+    }
+    first_column += graphs.chunks[chunk];
+  }
+  return std::nullopt;
+}
+
+LossSum ModelRunner::State::head_gradient(std::span<const RowTarget> targets, double w) {
+  const Stopwatch watch(phases.head_seconds);
+  LossSum loss;
+  Tensor d_h(DType::kF32, model.d_h.type.shape);
+  const auto d_h_values = d_h.mutable_values<float>();
+  const size_t hidden = target_row_H.size();
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const int64_t row = static_cast<int64_t>(i);
+    loss.nats -= join.log_prob(row);
+    ++loss.tokens;
+    const Tensor weight =
+        model.head_VH.rows(targets[i].target, targets[i].target + 1).to(DType::kF32);
+    join.gradient(row, w, weight.values<float>(), d_h_values.subspan(i * hidden, hidden));
+  }
+  upload_tensor(device(), model.d_h, d_h);
+  return loss;
+}
+
+Result<LossSum> ModelRunner::State::loss_and_gradient(std::span<const RowTarget> targets,
+                                                      double w) {
+  LossSum loss;
+  const size_t block = static_cast<size_t>(graphs.options.loss_rows);
+  DeviceTensor& d_y = model.layer_gradient(num_layers() - 1);
+  const bool one_block = targets.size() <= block;
+  Tensor total = one_block ? Tensor() : Tensor(DType::kF32, d_y.type.shape);
+  for (size_t begin = 0; begin < targets.size() || begin == 0; begin += block) {
+    const auto part = targets.subspan(begin, std::min(block, targets.size() - begin));
+    if (auto error = run_head(part, true, nullptr)) return *error;
+    const LossSum sum = head_gradient(part, w);
+    loss.nats += sum.nats;
+    loss.tokens += sum.tokens;
+    DeviceTensor& d_x = one_block ? d_y : model.d_x_head;
+    auto error =
+        runtime->run(kFinalNormBackward, {{"x", model.layer_input(num_layers()).buffer.get()},
+                                          {"rows", model.rows.buffer.get()},
+                                          {"norm.weight", model.norm_weight.buffer.get()},
+                                          {"d_h", model.d_h.buffer.get()},
+                                          {"d_x", d_x.buffer.get()}});
+    if (error) return *error;
+    if (!one_block) add_into(total, read_tensor(device(), d_x));
+  }
+  if (!one_block) upload_tensor(device(), d_y, total);
+  return loss;
+}
+
+std::optional<Error> ModelRunner::State::backward(std::span<Parameter> parameters) {
+  const std::vector<std::string> inputs = trained_inputs(graphs.options.layer.lora);
+  for (int64_t layer = num_layers() - 1; layer >= 0; --layer) {
+    const LayerCall& call = model.layers[static_cast<size_t>(layer)];
+    auto error =
+        runtime->run(layer == 0 ? kFirstLayerBackward : kLayerBackward, call.backward);
+    if (error) return error;
+    const Stopwatch watch(phases.grad_seconds);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      Parameter& parameter = parameters[static_cast<size_t>(layer) * inputs.size() + i];
+      add_into(parameter.grad,
+               read_tensor(device(), model.adapter_gradients.at("d_" + inputs[i])));
+    }
+  }
+  return std::nullopt;
+}
+
+ModelRunner::ModelRunner(const ModelConfig& config, ModelGraphs graphs,
+                         std::unique_ptr<Runtime> runtime, const WeightStore& weights)
+    : state_(std::make_unique<State>(config, std::move(graphs), std::move(runtime), weights)) {}
+ModelRunner::~ModelRunner() = default;
+
+const ModelConfig& ModelRunner::config() const { return state_->config; }
+Runtime& ModelRunner::runtime() { return *state_->runtime; }
+int64_t ModelRunner::batch_size() const { return state_->graphs.options.layer.batch; }
+int64_t ModelRunner::seq_len() const { return state_->graphs.options.layer.seq_len; }
+const ModelRunner::Phases& ModelRunner::phases() const { return state_->phases; }
+int64_t ModelRunner::device_bytes() const { return state_->model.bytes; }
+
+void ModelRunner::set_adapter(std::span<const Parameter> parameters) {
+  const std::vector<std::string> inputs = trained_inputs(state_->graphs.options.layer.lora);
+  NPU_CHECK(parameters.size() == inputs.size() * state_->model.layers.size(),
+            "adapter of another shape than the graphs'");
+  size_t next = 0;
+  for (LayerCall& call : state_->model.layers) {
+    for (const std::string& input : inputs) {
+      upload_tensor(state_->device(), call.weights.at(input), parameters[next++].value);
+    }
+  }
+}
+
+Result<LossSum> ModelRunner::forward_backward(const Batch& batch, double w,
+                                              std::span<Parameter> parameters) {
+  NPU_CHECK(state_->graphs.options.train, "graphs were built for evaluation only");
+  state_->phases = {};
+  const std::vector<RowTarget> targets = loss_rows(batch);
+  if (targets.empty()) return LossSum{};  // nothing to learn from: no device time spent
+  state_->load_batch(batch);
+  if (auto error = state_->forward(true)) return *error;
+  Result<LossSum> loss = state_->loss_and_gradient(targets, w);
+  if (!loss.ok()) return loss;
+  if (auto error = state_->backward(parameters)) return *error;
+  return loss;
+}
+
+Result<std::vector<TokenScore>> ModelRunner::score(const Batch& batch,
+                                                   std::span<const RowTarget> targets) {
+  NPU_CHECK(state_->graphs.options.eval, "graphs were built for training only");
+  state_->phases = {};
+  state_->load_batch(batch);
+  if (auto error = state_->forward(false)) return *error;
+  std::vector<TokenScore> scores;
+  const size_t block = static_cast<size_t>(state_->graphs.options.loss_rows);
+  for (size_t begin = 0; begin < targets.size(); begin += block) {
+    const auto part = targets.subspan(begin, std::min(block, targets.size() - begin));
+    std::vector<int32_t> argmax(part.size());
+    if (auto error = state_->run_head(part, false, &argmax)) return *error;
+    for (size_t i = 0; i < part.size(); ++i) {
+      scores.push_back({static_cast<float>(state_->join.log_prob(static_cast<int64_t>(i))),
+                        argmax[i]});
+    }
+  }
+  return scores;
+}
+
+}  // namespace npu

@@ -1,0 +1,81 @@
+// From a model and options to a runner that is ready.
+#include "train/session.h"
+
+#include "base/log.h"
+
+namespace npu {
+
+Prepared prepare(const ModelConfig& config, SessionOptions options) {
+  Prepared out;
+  out.backend = make_backend(options.backend).take();
+  const Traits& traits = out.backend->traits();
+  options.backend = traits.name;
+  options.graphs.layer.activation_dtype = options.activation_dtype.value_or(traits.compute_dtype);
+  options.plan.limits = {traits.limits.contractions, traits.limits.nodes, traits.limits.inputs,
+                         traits.limits.outputs};
+  if (options.max_contractions) options.plan.limits.contractions = *options.max_contractions;
+  options.plan.host_groups = {traits.host_parts.begin(), traits.host_parts.end()};
+  if (options.host_groups) options.plan.host_groups = *options.host_groups;
+  options.plan.compile.threads = options.threads;
+  out.graphs = build_model_graphs(config, options.graphs);
+  out.plan = make_plan(out.graphs.graphs, *out.backend, options.plan);
+  out.options = std::move(options);
+  return out;
+}
+
+CompileReport compile(Prepared& prepared) {
+  return compile_plan(prepared.plan, *prepared.backend, prepared.options.plan.compile,
+                      prepared.options.compile);
+}
+
+std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
+                                  const WeightStore& weights) {
+  DeviceOptions device_options;
+  device_options.threads = prepared.options.threads;
+  auto runtime =
+      Runtime::create(std::move(prepared.plan), *prepared.backend, device_options).take();
+  return std::make_unique<ModelRunner>(config, std::move(prepared.graphs), std::move(runtime),
+                                       weights);
+}
+
+MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs) {
+  const GraphOptions& o = graphs.options;
+  const int64_t weight_bytes = static_cast<int64_t>(dtype_bytes(o.layer.weight_dtype));
+  const int64_t compute_bytes = static_cast<int64_t>(dtype_bytes(o.layer.compute_dtype()));
+  const int64_t layers = config.num_hidden_layers, rows_M = o.layer.batch * o.layer.seq_len;
+  MemoryEstimate memory;
+  int64_t linear_elements = 0, adapter_elements = 0;
+  for (const Linear& linear : linears()) {
+    linear_elements += linear.in(config) * linear.out(config);
+    if (o.layer.lora.has(linear.name)) {
+      adapter_elements += o.layer.lora.rank * (linear.in(config) + linear.out(config));
+    }
+  }
+  const int64_t embedding = config.vocab_size * config.hidden_size;
+  memory.weights = (layers * linear_elements + embedding) * weight_bytes +
+                   layers * (2 * config.hidden_size * compute_bytes + adapter_elements * 4);
+  if (!config.tie_word_embeddings) memory.weights += embedding * weight_bytes;
+  const int64_t kept = o.train ? layers + 3 : 2;
+  memory.activations = kept * rows_M * config.hidden_size * compute_bytes +
+                       o.layer.batch * o.layer.seq_len * o.layer.seq_len * compute_bytes;
+  memory.saved = layers * graphs.saved_bytes_per_layer();
+  // One chunk's logits and their exponentials are live inside a head part.
+  memory.head = 3 * o.loss_rows * (graphs.chunks.empty() ? 0 : graphs.chunks[0]) * 4;
+  memory.optimizer = o.train ? layers * adapter_elements * 16 : 0;
+  return memory;
+}
+
+Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options,
+                           int64_t available_bytes) {
+  GraphOptions keep = options;
+  keep.recompute = Recompute::kNone;
+  const int64_t needed = estimate_memory(config, build_model_graphs(config, keep)).total();
+  // A fifth is left for the runtime's own temporaries and for what else the machine does.
+  const bool fits = needed < available_bytes / 5 * 4;
+  log_info("train", std::string("recompute ") + (fits ? "none" : "layer") + ": keeping activations needs " +
+                        std::to_string(needed >> 20) + " MiB of " +
+                        std::to_string(available_bytes >> 20) + " MiB available");
+  return fits ? Recompute::kNone : Recompute::kLayer;
+}
+
+}  // namespace npu

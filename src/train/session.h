@@ -1,0 +1,56 @@
+// From a model and options to a runner that is ready: graphs, plan, compiled parts, loaded weights.
+// Every command that runs a model goes through here, so that all of them place and compile alike.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "backend/backend.h"
+#include "compile/plan.h"
+#include "model/weights.h"
+#include "train/runner.h"
+
+namespace npu {
+
+struct SessionOptions {
+  std::string backend = "auto";
+  GraphOptions graphs;
+  PlanOptions plan;
+  // Unset: from the backend's traits.
+  std::optional<int64_t> max_contractions;      // --max-mm
+  std::optional<DType> activation_dtype;        // --dtype
+  std::optional<std::set<std::string, std::less<>>> host_groups;
+  CompileSettings compile;
+  int threads = 0;
+};
+
+// A backend chosen, graphs built and cut; nothing compiled yet. Needs only the model's config.
+struct Prepared {
+  std::unique_ptr<Backend> backend;
+  ModelGraphs graphs;
+  Plan plan;
+  SessionOptions options;  // with what was filled in from the traits
+};
+Prepared prepare(const ModelConfig& config, SessionOptions options);
+
+// Compiles (or takes from the cache) every distinct part. Throws when `expect_cached` was broken.
+CompileReport compile(Prepared& prepared);
+
+// Loads parts and weights. The prepared plan is consumed.
+std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
+                                  const WeightStore& weights);
+
+// Bytes that a run holds on the device and, on host-memory backends, in this process.
+struct MemoryEstimate {
+  int64_t weights = 0, activations = 0, saved = 0, head = 0, optimizer = 0;
+  int64_t total() const { return weights + activations + saved + head + optimizer; }
+};
+MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs);
+
+// `--recompute auto`: keep activations when the estimate fits in `available_bytes`, else recompute.
+Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options,
+                           int64_t available_bytes);
+
+}  // namespace npu

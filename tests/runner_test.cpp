@@ -1,0 +1,156 @@
+// Properties of the runner that hold whatever the numbers: packing, blocks, parts, recomputing.
+#include <gtest/gtest.h>
+
+#include "golden_fixture.h"
+#include "train/check.h"
+#include "train/trainer.h"
+
+namespace npu {
+namespace {
+
+RunResult result_of(const Golden& golden, const GoldenRun& run) {
+  auto runner = golden.runner(run);
+  return run_once(*runner, golden.parameters(), golden.batch);
+}
+
+void expect_same_bits(const RunResult& a, const RunResult& b) {
+  EXPECT_EQ(a.loss, b.loss);
+  for (size_t i = 0; i < a.parameters.size(); ++i) {
+    const auto x = a.parameters[i].grad.values<float>(), y = b.parameters[i].grad.values<float>();
+    EXPECT_TRUE(std::equal(x.begin(), x.end(), y.begin())) << a.parameters[i].name;
+  }
+}
+
+class RunnerTest : public testing::TestWithParam<std::string> {
+ protected:
+  Golden golden{"llama_tiny"};
+  GoldenRun run{.backend = GetParam()};
+};
+
+// Documents packed in one sequence give the gradients that they give alone.
+TEST_P(RunnerTest, PackedDocumentsEqualLoneOnes) {
+  const int64_t s = golden.batch.seq_len;
+  const std::vector<int64_t> lengths = {9, 14, s - 9 - 14 - 3};  // three rows of padding
+  run.batch = 1;
+  auto runner = golden.runner(run);
+  Batch packed = padding_batch(1, s);
+  std::vector<Parameter> sum = golden.parameters();
+  runner->set_adapter(sum);
+  double alone = 0;
+  int64_t start = 0;
+  for (size_t d = 0; d < lengths.size(); ++d) {
+    Batch lone = padding_batch(1, s);
+    for (int64_t i = 0; i < lengths[d]; ++i) {
+      const size_t from = static_cast<size_t>(start + i), to = static_cast<size_t>(i);
+      for (Batch* b : {&packed, &lone}) {
+        const size_t row = b == &packed ? from : to;
+        b->input_ids[row] = b->labels[row] = golden.batch.input_ids[from];
+        b->segments[row] = b == &packed ? static_cast<int32_t>(d) : 0;
+        b->positions[row] = static_cast<int32_t>(i);
+      }
+    }
+    alone += runner->forward_backward(lone, 1.0, sum).take().nats;
+    start += lengths[d];
+  }
+  std::vector<Parameter> together = golden.parameters();
+  const LossSum loss = runner->forward_backward(packed, 1.0, together).take();
+  EXPECT_EQ(loss.tokens, start - 3);
+  EXPECT_NEAR(loss.nats / alone, 1.0, 1e-6);
+  for (size_t i = 0; i < sum.size(); ++i) {
+    EXPECT_LE(difference(together[i].grad, sum[i].grad).rel_l2, 1e-5) << sum[i].name;
+  }
+}
+
+// What stands in padding rows, and in another document, changes nothing.
+TEST_P(RunnerTest, OtherDocumentsLeaveNoTrace) {
+  const int64_t s = golden.batch.seq_len;
+  run.batch = 1;
+  auto runner = golden.runner(run);
+  runner->set_adapter(golden.parameters());
+  Batch batch = padding_batch(1, s);
+  for (int64_t i = 0; i < 20; ++i) {
+    const size_t row = static_cast<size_t>(i);
+    batch.input_ids[row] = golden.batch.input_ids[row];
+    batch.segments[row] = i < 8 ? 0 : 1;
+    batch.positions[row] = static_cast<int32_t>(i < 8 ? i : i - 8);
+  }
+  const std::vector<RowTarget> targets = {{10, 3}, {19, 5}};
+  const auto before = runner->score(batch, targets).take();
+  for (size_t row = 0; row < 8; ++row) batch.input_ids[row] = 17;
+  for (size_t row = 20; row < static_cast<size_t>(s); ++row) batch.input_ids[row] = 23;
+  const auto after = runner->score(batch, targets).take();
+  for (size_t i = 0; i < targets.size(); ++i) EXPECT_EQ(before[i].log_prob, after[i].log_prob);
+}
+
+TEST_P(RunnerTest, LossRowBlocksAndVocabularyChunksDoNotMatter) {
+  const RunResult whole = result_of(golden, run);
+  run.loss_rows = 16;
+  run.vocab_chunk = 96;
+  const RunResult blocks = result_of(golden, run);
+  EXPECT_NEAR(blocks.loss / whole.loss, 1.0, 1e-6);
+  for (size_t i = 0; i < whole.parameters.size(); ++i) {
+    EXPECT_LE(difference(blocks.parameters[i].grad, whole.parameters[i].grad).rel_l2, 1e-5);
+  }
+}
+
+TEST_P(RunnerTest, RepeatsBitForBit) {
+  auto runner = golden.runner(run);
+  const RunResult first = run_once(*runner, golden.parameters(), golden.batch);
+  const RunResult second = run_once(*runner, golden.parameters(), golden.batch);
+  expect_same_bits(first, second);
+}
+
+TEST_P(RunnerTest, CheckpointContinuesBitForBit) {
+  auto runner = golden.runner(run);
+  TrainConfig config;
+  config.steps = 4;
+  config.schedule = Schedule::kLinear;
+  const std::span<const Batch> batch(&golden.batch, 1);
+  Trainer whole(*runner, golden.parameters(), config);
+  for (int i = 0; i < 4; ++i) whole.train_step(batch).take();
+
+  Trainer first(*runner, golden.parameters(), config);
+  for (int i = 0; i < 2; ++i) first.train_step(batch).take();
+  std::map<std::string, Tensor> state;
+  for (const auto& [name, tensor] : first.state()) state[name] = tensor.clone();
+  Trainer second(*runner, golden.parameters(), config);
+  second.restore(state, first.step(), 0);
+  for (int i = 0; i < 2; ++i) second.train_step(batch).take();
+  for (size_t i = 0; i < whole.parameters().size(); ++i) {
+    const auto x = whole.parameters()[i].value.values<float>();
+    const auto y = second.parameters()[i].value.values<float>();
+    EXPECT_TRUE(std::equal(x.begin(), x.end(), y.begin())) << whole.parameters()[i].name;
+  }
+}
+
+std::string plain(const testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param;
+  for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(All, RunnerTest, testing::ValuesIn(backends_under_test()), plain);
+
+// On the reference kernels neither cutting into parts nor recomputing moves a bit.
+TEST(RunnerReference, PartsAndRecomputingKeepEveryBit) {
+  const Golden golden("llama_tiny");
+  const RunResult whole = result_of(golden, {});
+  for (const int64_t limit : {1, 2, 5}) {
+    expect_same_bits(whole, result_of(golden, {.max_contractions = limit}));
+  }
+  expect_same_bits(whole, result_of(golden, {.recompute = Recompute::kLayer}));
+}
+
+TEST(RunnerReference, NonFiniteStepsAreSkippedAndCounted) {
+  const Golden golden("llama_tiny");
+  auto runner = golden.runner({.backend = "cpu"});
+  std::vector<Parameter> broken = golden.parameters();
+  broken[1].value.mutable_values<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+  Trainer trainer(*runner, std::move(broken), TrainConfig{});
+  const StepReport report = trainer.train_step({&golden.batch, 1}).take();
+  EXPECT_TRUE(report.skipped);
+  EXPECT_EQ(trainer.bad_steps_in_a_row(), 1);
+  EXPECT_EQ(trainer.step(), 1);
+}
+
+}  // namespace
+}  // namespace npu
