@@ -1,0 +1,33 @@
+// Checkpoints: OUT/checkpoints/step-N/{state.safetensors,state.json}, written whole or not at all.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/file.h"
+#include "io/dataset.h"
+#include "train/trainer.h"
+
+namespace npu {
+
+// What besides tensors must match or be restored.
+struct CheckpointInfo {
+  int64_t step = 0;
+  int64_t bad_steps = 0;
+  Batcher::Position position;
+  double tokens = 0, joules = 0;  // counters of the log
+  std::string data_sha256;
+  std::string options_digest;     // of the options that change the mathematics
+};
+
+void save_checkpoint(const fs::path& out_directory, const Trainer& trainer,
+                     const CheckpointInfo& info, int64_t keep);
+
+// The newest checkpoint in OUT/checkpoints, or nothing. `wanted` is auto or a checkpoint directory.
+std::optional<fs::path> find_checkpoint(const fs::path& out_directory, const std::string& wanted);
+
+// Restores the trainer. Data or options of another run are a kBadInput UserError.
+CheckpointInfo load_checkpoint(const fs::path& directory, Trainer& trainer,
+                               const CheckpointInfo& expected);
+
+}  // namespace npu

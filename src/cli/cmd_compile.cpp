@@ -1,0 +1,172 @@
+// npu-lora compile and plan: what a run needs compiled, before or without running it.
+#include <algorithm>
+#include <iomanip>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "cli/commands.h"
+
+namespace npu {
+namespace {
+
+struct Planned {
+  ModelConfig config;
+  Prepared prepared;
+};
+
+// Graphs of a training run at the given sizes; needs the model's config only.
+Planned plan_training(const Options& options) {
+  if (options.flag("quiet")) set_log_level(LogLevel::kWarn);
+  Planned out;
+  out.config = open_model(options, /*with_weights=*/false).config;
+  SessionOptions session = session_options(options, lora_options(options));
+  session.graphs.layer.batch = options.integer("batch", 1, 4096);
+  const int64_t rows = session.graphs.layer.batch * session.graphs.layer.seq_len;
+  const int64_t asked = options.integer("loss-rows");
+  session.graphs.loss_rows = asked > 0 ? std::min(asked, rows) : rows;
+  session.graphs.eval = true;
+  resolve_recompute(options, out.config, session);
+  out.prepared = prepare(out.config, session);
+  return out;
+}
+
+struct GroupRow {
+  std::string group, graph;
+  size_t parts = 0, host_parts = 0;
+  int64_t calls_per_step = 0;  // of the graph, per micro-batch
+  double flops = 0;            // of one call
+  std::vector<std::string> host_reasons;
+};
+
+std::vector<GroupRow> group_rows(const ModelConfig& config, const Prepared& prepared) {
+  std::vector<GroupRow> rows;
+  const int64_t layers = config.num_hidden_layers;
+  for (const PlannedGraph& graph : prepared.plan.graphs) {
+    GroupRow row{graph.group, graph.name, graph.parts.size(), 0, 1, 0, {}};
+    if (graph.name == kLayerForward) row.calls_per_step = layers;
+    if (graph.name == kLayerBackward) row.calls_per_step = layers - 1;
+    if (graph.name == kLayerEval || graph.name.starts_with(kCeStats)) row.calls_per_step = 0;
+    if (graph.name.starts_with(kCeGrad)) {
+      const auto& chunks = prepared.graphs.chunks;
+      row.calls_per_step = 0;
+      for (size_t i = 0; i < chunks.size(); ++i) {
+        if (prepared.graphs.head_graph(kCeGrad, i) == graph.name) ++row.calls_per_step;
+      }
+    }
+    row.flops = graph.graph.contraction_flops();
+    for (const PlannedPart& part : graph.parts) {
+      if (!part.on_host) continue;
+      ++row.host_parts;
+      row.host_reasons.push_back(part.host_reason);
+    }
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+Json plan_json(const ModelConfig& config, const Prepared& prepared,
+               const std::vector<GroupRow>& rows) {
+  const Traits& traits = prepared.backend->traits();
+  const MemoryEstimate memory = estimate_memory(config, prepared.graphs);
+  int64_t launches = 0, layer_launches = 0;
+  double flops = 0;
+  for (const GroupRow& row : rows) {
+    launches += row.calls_per_step * static_cast<int64_t>(row.parts);
+    flops += static_cast<double>(row.calls_per_step) * row.flops;
+    if (row.graph == kLayerForward || row.graph == kLayerBackward) {
+      layer_launches += static_cast<int64_t>(row.parts);
+    }
+  }
+  const LayerOptions& layer = prepared.graphs.options.layer;
+  const int64_t tokens = layer.batch * layer.seq_len;
+  const int64_t x_bytes =
+      tokens * config.hidden_size * static_cast<int64_t>(dtype_bytes(layer.compute_dtype()));
+  const int64_t rope_mask = static_cast<int64_t>(dtype_bytes(layer.compute_dtype())) * tokens *
+                            (2 * config.head_dim + layer.seq_len);
+  const int64_t adapter_bytes = memory.optimizer / 4;
+  Json out = {{"backend", traits.name},
+              {"distinct_parts", prepared.plan.distinct.size()},
+              {"launches_per_layer", layer_launches},
+              {"launches_per_step", launches},
+              {"bytes_h2d_per_step", x_bytes + rope_mask + adapter_bytes},
+              {"bytes_d2h_per_step", adapter_bytes + x_bytes},
+              {"device_bytes", traits.host_memory ? 0 : memory.total()},
+              {"host_bytes", traits.host_memory ? memory.total() : memory.optimizer},
+              {"flops_per_step", flops},
+              {"launch_seconds_per_step", static_cast<double>(launches) * traits.launch_seconds},
+              {"recompute", prepared.graphs.options.recompute == Recompute::kNone ? "none" : "layer"},
+              {"memory", {{"weights", memory.weights},
+                          {"activations", memory.activations},
+                          {"saved", memory.saved},
+                          {"head", memory.head},
+                          {"optimizer", memory.optimizer}}}};
+  out["groups"] = Json::array();
+  for (const GroupRow& row : rows) {
+    out["groups"].push_back({{"group", row.group},
+                             {"graph", row.graph},
+                             {"parts", row.parts},
+                             {"host_parts", row.host_parts},
+                             {"host_reasons", row.host_reasons},
+                             {"calls_per_step", row.calls_per_step},
+                             {"gflop_per_call", row.flops * 1e-9}});
+  }
+  return out;
+}
+
+}  // namespace
+
+int cmd_plan(const Options& options) {
+  const Planned planned = plan_training(options);
+  const std::vector<GroupRow> rows = group_rows(planned.config, planned.prepared);
+  const Json json = plan_json(planned.config, planned.prepared, rows);
+  if (options.flag("json")) {
+    std::cout << json.dump(2) << "\n";
+    return 0;
+  }
+  const auto mib = [](const Json& bytes) { return bytes.get<int64_t>() >> 20; };
+  std::cout << "backend " << json["backend"].get<std::string>() << ", "
+            << json["distinct_parts"] << " distinct parts, " << json["launches_per_layer"]
+            << " launches a layer, " << json["launches_per_step"] << " a micro-batch of "
+            << planned.prepared.graphs.options.layer.batch << " x "
+            << planned.prepared.graphs.options.layer.seq_len << " tokens\n\n"
+            << std::left << std::setw(12) << "group" << std::setw(18) << "graph" << std::right
+            << std::setw(6) << "parts" << std::setw(9) << "on host" << std::setw(7) << "calls"
+            << std::setw(12) << "GFLOP/call" << "\n";
+  for (const GroupRow& row : rows) {
+    std::cout << std::left << std::setw(12) << row.group << std::setw(18) << row.graph << std::right
+              << std::setw(6) << row.parts << std::setw(9) << row.host_parts << std::setw(7)
+              << row.calls_per_step << std::setw(12) << std::fixed << std::setprecision(3)
+              << row.flops * 1e-9 << "\n";
+    for (const std::string& reason : row.host_reasons) std::cout << "    on the host: " << reason << "\n";
+  }
+  std::cout << "\nmemory MiB: weights " << mib(json["memory"]["weights"]) << ", activations "
+            << mib(json["memory"]["activations"]) << ", kept for backward "
+            << mib(json["memory"]["saved"]) << " (recompute "
+            << json["recompute"].get<std::string>() << "), head " << mib(json["memory"]["head"])
+            << ", optimizer " << mib(json["memory"]["optimizer"]) << "\nmoved a step, KiB: to the device "
+            << (json["bytes_h2d_per_step"].get<int64_t>() >> 10) << ", back "
+            << (json["bytes_d2h_per_step"].get<int64_t>() >> 10) << "\n";
+  return 0;
+}
+
+int cmd_compile(const Options& options) {
+  Planned planned = plan_training(options);
+  const CompileReport report = compile(planned.prepared);
+  report_compile(report, options.flag("quiet") || options.flag("json"));
+  if (options.flag("json")) {
+    Json json = {{"built", report.built}, {"cached", report.cached}, {"failed", Json::array()},
+                 {"seconds", report.seconds}};
+    for (const auto& failure : report.failed) {
+      json["failed"].push_back({{"part", failure.part}, {"outcome", failure.outcome},
+                                {"reason", failure.reason}});
+    }
+    std::cout << json.dump(2) << "\n";
+  } else {
+    std::cout << "built " << report.built << ", cached " << report.cached << ", failed "
+              << report.failed.size() << "\n";
+  }
+  return report.failed.empty() ? 0 : static_cast<int>(ErrorKind::kCheckFailed);
+}
+
+}  // namespace npu

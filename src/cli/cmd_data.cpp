@@ -1,0 +1,87 @@
+// npu-lora data: rows as tokens, the trained ones marked; what training would see.
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "cli/commands.h"
+#include "io/dataset.h"
+
+namespace npu {
+namespace {
+
+// One token as text on a single line.
+std::string shown(const Tokenizer& tokenizer, int32_t id) {
+  std::string out;
+  for (const char c : tokenizer.token_text(id)) {
+    if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\r') {
+      out += "\\r";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+void print_row(const Tokenizer& tokenizer, const TokenRow& row) {
+  int64_t trained = 0;
+  for (const int32_t label : row.labels) trained += label != kNoLoss;
+  std::cout << row.where << ": " << row.input_ids.size() << " tokens, " << trained << " trained"
+            << (row.cut ? ", cut" : "") << (row.dropped ? ", dropped" : "") << "\n  ";
+  for (size_t i = 0; i < row.input_ids.size(); ++i) {
+    const std::string text = shown(tokenizer, row.input_ids[i]);
+    std::cout << (row.labels[i] == kNoLoss ? text + "|" : "[" + text + "]");
+  }
+  std::cout << "\n";
+}
+
+}  // namespace
+
+int cmd_data(const Options& options) {
+  if (options.flag("quiet")) set_log_level(LogLevel::kWarn);
+  if (options.positional().empty()) {
+    fail(ErrorKind::kUsage, "npu-lora data", "needs a file", "", "npu-lora data FILE --model M");
+  }
+  const HfModel model = open_model(options, /*with_weights=*/false);
+  const Tokenizer tokenizer = Tokenizer::from_files(model.tokenizer);
+  DatasetOptions d;
+  d.max_length = options.integer("seq-len", 2);
+  d.train_on_all = options.choice("train-on", {"response", "all"}) == "all";
+  d.skip_bad_rows = options.integer("skip-bad-rows");
+  if (options.has("date")) d.template_date = options.text("date");
+  d.vocab_size = model.config.vocab_size;
+  const Dataset data = load_dataset({options.positional().begin(), options.positional().end()},
+                                    tokenizer, model.tokenizer, d);
+  const size_t limit = static_cast<size_t>(options.integer("limit"));
+  for (size_t i = 0; i < data.rows.size() && (limit == 0 || i < limit); ++i) {
+    const TokenRow& row = data.rows[i];
+    if (!options.flag("json")) {
+      print_row(tokenizer, row);
+      continue;
+    }
+    std::cout << Json{{"input_ids", row.input_ids},
+                      {"labels", row.labels},
+                      {"cut", row.cut},
+                      {"dropped", row.dropped}}
+                     .dump()
+              << "\n";
+  }
+  for (const std::string& warning : data.warnings) log_warn("data", warning);
+  if (options.flag("json")) return 0;
+  BatcherOptions b;
+  b.seq_len = d.max_length;
+  std::cout << data.rows.size() << " rows, " << data.trained_tokens() << " trained tokens, "
+            << data.cut << " cut, " << data.dropped << " dropped, " << data.bad << " bad";
+  if (data.trained_tokens() > 0) {
+    const Batcher batcher(data, b);
+    std::cout << ", " << batcher.batches_per_epoch() << " packs of " << b.seq_len << ", fill "
+              << batcher.fill_ratio();
+  }
+  std::cout << "\n";
+  return 0;
+}
+
+}  // namespace npu

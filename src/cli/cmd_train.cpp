@@ -1,0 +1,313 @@
+// npu-lora train: JSON lines in, PEFT adapter out, with checkpoints that continue bit for bit.
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/log.h"
+#include "base/process.h"
+#include "cli/checkpoint.h"
+#include "cli/commands.h"
+#include "cli/run_log.h"
+#include "cli/scoring.h"
+#include "io/dataset.h"
+#include "train/lora_state.h"
+
+namespace npu {
+namespace {
+
+TrainConfig train_config(const Options& options) {
+  TrainConfig config;
+  config.adamw.lr = options.real("lr");
+  config.adamw.weight_decay = options.real("weight-decay");
+  config.adamw.eps = options.real("eps");
+  std::istringstream betas(options.text("betas"));
+  if (!(betas >> config.adamw.beta1 >> config.adamw.beta2) || !(betas >> std::ws).eof() ||
+      config.adamw.beta1 < 0 || config.adamw.beta1 >= 1 || config.adamw.beta2 < 0 ||
+      config.adamw.beta2 >= 1) {
+    fail(ErrorKind::kUsage, "--betas", "must be two numbers in [0, 1)",
+         "'" + options.text("betas") + "'", "for example --betas \"0.9 0.999\"");
+  }
+  if (config.adamw.lr < 0 || config.adamw.weight_decay < 0 || config.adamw.eps <= 0) {
+    fail(ErrorKind::kUsage, "--lr, --weight-decay, --eps", "must not be negative (eps positive)");
+  }
+  config.schedule = parse_schedule(options.text("schedule"));
+  config.warmup = options.integer("warmup");
+  config.steps = options.integer("steps", 1);
+  config.grad_clip = options.real("grad-clip");
+  config.max_bad_steps = options.integer("max-bad-steps", 1);
+  return config;
+}
+
+Packing packing_option(const Options& options) {
+  const std::string mode = options.choice("packing", {"best-fit", "wrap", "none"});
+  return mode == "best-fit" ? Packing::kBestFit : mode == "wrap" ? Packing::kWrap : Packing::kNone;
+}
+
+// An earlier run's results are never overwritten unasked.
+void check_out_directory(const Options& options, const fs::path& out) {
+  const bool used = fs::exists(out / "adapter_config.json") || fs::exists(out / "checkpoints");
+  if (used && !options.has("resume") && !options.flag("overwrite")) {
+    fail(ErrorKind::kUsage, "--out", "holds the results of an earlier run", out.string(),
+         "--resume auto continues it, --overwrite starts anew, or give another directory");
+  }
+  if (fs::exists(out) && !fs::is_directory(out)) {
+    fail(ErrorKind::kUsage, "--out", "is not a directory", out.string());
+  }
+}
+
+// The options that change the mathematics: a checkpoint belongs to one set of them.
+std::string options_digest(const Options& options, const LoraSpec& lora) {
+  std::ostringstream text;
+  text << "rank=" << lora.rank << " alpha=" << lora.alpha << " rslora=" << lora.rslora;
+  for (const std::string& target : lora.targets) text << " " << target;
+  for (const char* name : {"seq-len", "batch", "accum", "lr", "warmup", "schedule", "weight-decay",
+                           "betas", "eps", "grad-clip", "seed", "packing", "train-on", "numerics"}) {
+    text << " " << name << "=" << options.text(name);
+  }
+  return text.str();
+}
+
+struct Run {
+  const Options& options;
+  fs::path out;
+  HfModel model;
+  LoraSpec lora;
+  std::vector<Parameter> parameters;
+  Dataset data, held_out;
+  TrainConfig config;
+
+  explicit Run(const Options& o);
+  void load_data(const Tokenizer& tokenizer);
+  BatcherOptions batcher_options() const;
+  SessionOptions session(const Batcher& batcher) const;
+  void write_adapter(const Trainer& trainer) const;
+  void write_run_json(const Trainer& trainer, const Json& extra) const;
+};
+
+Run::Run(const Options& o)
+    : options(o), out(o.text("out")), config(train_config(o)) {
+  check_out_directory(o, out);
+  model = open_model(o);
+  lora = lora_options(o);
+  if (o.has("init-adapter")) {
+    const Adapter adapter = read_peft_adapter(o.text("init-adapter"), model.config);
+    lora = adapter.lora;
+    parameters = lora_from_tensors(model.config, lora, adapter.tensors);
+  } else {
+    parameters = init_lora(model.config, lora, static_cast<uint64_t>(o.integer("seed")));
+  }
+}
+
+void Run::load_data(const Tokenizer& tokenizer) {
+  DatasetOptions d;
+  d.max_length = options.integer("seq-len", 2);
+  d.train_on_all = options.choice("train-on", {"response", "all"}) == "all";
+  d.skip_bad_rows = options.integer("skip-bad-rows");
+  if (options.has("date")) d.template_date = options.text("date");
+  d.vocab_size = model.config.vocab_size;
+  const auto load = [&](const char* name) {
+    const std::vector<std::string> files = options.list(name);
+    return load_dataset({files.begin(), files.end()}, tokenizer, model.tokenizer, d);
+  };
+  if (options.list("data").empty()) options.text("data");  // reports that it is required
+  data = load("data");
+  for (const std::string& warning : data.warnings) log_warn("data", warning);
+  if (data.trained_tokens() == 0) {
+    fail_input(options.list("data").front(), "no row has a token to train on",
+               std::to_string(data.rows.size()) + " rows, " + std::to_string(data.dropped) +
+                   " dropped",
+               "npu-lora data FILE --model M shows what each row trains; --seq-len may be too short");
+  }
+  if (!options.list("eval-data").empty()) held_out = load("eval-data");
+}
+
+BatcherOptions Run::batcher_options() const {
+  BatcherOptions b;
+  b.seq_len = options.integer("seq-len", 2);
+  b.batch = options.integer("batch", 1, 4096);
+  b.packing = packing_option(options);
+  b.seed = static_cast<uint64_t>(options.integer("seed"));
+  b.pad_id = std::max(0, model.tokenizer.eos_token_id);
+  return b;
+}
+
+SessionOptions Run::session(const Batcher& batcher) const {
+  SessionOptions s = session_options(options, lora);
+  s.graphs.layer.batch = options.integer("batch", 1);
+  s.graphs.eval = !held_out.rows.empty();
+  const int64_t rows = s.graphs.layer.batch * s.graphs.layer.seq_len;
+  const int64_t asked = options.integer("loss-rows");
+  s.graphs.loss_rows =
+      asked > 0 ? std::min(asked, rows) : loss_row_bucket(batcher.max_loss_rows(), rows);
+  resolve_recompute(options, model.config, s);
+  return s;
+}
+
+void Run::write_adapter(const Trainer& trainer) const {
+  Adapter adapter;
+  adapter.lora = lora;
+  adapter.base_model_name =
+      options.has("base-model-name") ? options.text("base-model-name") : model.base_name;
+  for (const Parameter& p : trainer.parameters()) adapter.tensors[p.name] = p.value;
+  write_peft_adapter(out, adapter, model.config);
+}
+
+void Run::write_run_json(const Trainer& trainer, const Json& extra) const {
+  Json json = {{"program", "npu-lora 0.1.0"},
+               {"model", options.text("model")},
+               {"data_sha256", data.sha256},
+               {"rows", data.rows.size()},
+               {"cut", data.cut},
+               {"dropped", data.dropped},
+               {"steps", trainer.step()}};
+  for (const auto& [name, values] : options.values()) {
+    if (!values.empty()) json["options"][name] = values.size() == 1 ? Json(values[0]) : Json(values);
+  }
+  json.update(extra);
+  publish_text(out / "run.json", json.dump(2) + "\n");
+  publish_text(out / "config.yaml", options.yaml());
+}
+
+// The loop: steps, log, checkpoints, signals. Returns the exit code.
+class Loop {
+ public:
+  Loop(const Run& run, Trainer& trainer, Batcher& batcher, ModelRunner& runner, RunLog& log)
+      : run_(run), trainer_(trainer), batcher_(batcher), runner_(runner), log_(log) {
+    info_.data_sha256 = run.data.sha256;
+    info_.options_digest = options_digest(run.options, run.lora);
+  }
+
+  void resume(const fs::path& checkpoint) {
+    info_ = load_checkpoint(checkpoint, trainer_, info_);
+    batcher_.seek(info_.position);
+    log_.event("resume", {{"checkpoint", checkpoint.string()}}, trainer_.step());
+  }
+
+  int run() {
+    const int64_t steps = trainer_.config().steps;
+    const int64_t save_every = run_.options.integer("save-every");
+    const int64_t eval_every = run_.options.integer("eval-every");
+    while (trainer_.step() < steps) {
+      if (const int signal = stop_signal(); signal != 0) {
+        save();
+        return 128 + signal;
+      }
+      one_step();
+      const int64_t step = trainer_.step();
+      if (save_every > 0 && step % save_every == 0 && step < steps) save();
+      if (eval_every > 0 && step % eval_every == 0 && step < steps) evaluate();
+    }
+    evaluate();
+    return 0;
+  }
+
+ private:
+  void one_step() {
+    std::vector<Batch> micro_batches;
+    for (int64_t i = 0; i < run_.options.integer("accum", 1); ++i) {
+      micro_batches.push_back(batcher_.next());
+    }
+    Result<StepReport> report = trainer_.train_step(micro_batches);
+    if (!report.ok()) {
+      // The update did not happen, so this checkpoint repeats the step when it is resumed.
+      save();
+      throw UserError(report.error());
+    }
+    info_.position = batcher_.position();
+    info_.tokens += static_cast<double>(report.value().tokens);
+    log_.step(report.value(), epoch(), info_.tokens);
+    if (trainer_.bad_steps_in_a_row() >= trainer_.config().max_bad_steps) {
+      save();
+      fail_input("training", "loss or gradient was not finite in " +
+                                 std::to_string(trainer_.bad_steps_in_a_row()) + " steps in a row",
+                 "", "a lower --lr, --warmup, or `npu-lora check` on this backend");
+    }
+  }
+
+  double epoch() const {
+    return static_cast<double>(info_.position.epoch) +
+           static_cast<double>(info_.position.batch_in_epoch) /
+               static_cast<double>(std::max<int64_t>(1, batcher_.batches_per_epoch()));
+  }
+
+  void save() {
+    info_.step = trainer_.step();
+    info_.bad_steps = trainer_.bad_steps_in_a_row();
+    save_checkpoint(run_.out, trainer_, info_, run_.options.integer("keep", 1));
+    log_.event("checkpoint", {{"step", info_.step}}, info_.step);
+  }
+
+  void evaluate() {
+    if (run_.held_out.rows.empty()) return;
+    const LossSum loss = held_out_loss(runner_, run_.held_out);
+    log_.event("eval", {{"step", trainer_.step()},
+                        {"eval_loss", loss.nats / static_cast<double>(std::max<int64_t>(1, loss.tokens))},
+                        {"eval_tokens", loss.tokens}},
+               trainer_.step());
+  }
+
+  const Run& run_;
+  Trainer& trainer_;
+  Batcher& batcher_;
+  ModelRunner& runner_;
+  RunLog& log_;
+  CheckpointInfo info_;
+};
+
+}  // namespace
+
+int cmd_train(const Options& options) {
+  install_stop_signals();
+  if (options.flag("quiet")) set_log_level(LogLevel::kWarn);
+  Run run(options);
+  run.load_data(Tokenizer::from_files(run.model.tokenizer));
+  Batcher batcher(run.data, run.batcher_options());
+  if (options.has("epochs")) {
+    const double micro_batches =
+        options.real("epochs") * static_cast<double>(batcher.batches_per_epoch());
+    run.config.steps = std::max<int64_t>(
+        1, std::llround(std::ceil(micro_batches / static_cast<double>(options.integer("accum", 1)))));
+  }
+  const SessionOptions session = run.session(batcher);
+  auto runner = start_runner(run.model.config, session, *run.model.weights, options.flag("quiet"));
+  Trainer trainer(*runner, std::move(run.parameters), run.config);
+
+  fs::create_directories(run.out);
+  const fs::path log_path =
+      options.has("log-file") ? fs::path(options.text("log-file")) : run.out / "train_log.jsonl";
+  std::optional<fs::path> checkpoint;
+  if (options.has("resume")) checkpoint = find_checkpoint(run.out, options.text("resume"));
+  if (!checkpoint) {
+    std::error_code ignored;
+    fs::remove(log_path, ignored);  // a new run's log starts empty; --overwrite was checked
+    fs::remove_all(run.out / "checkpoints", ignored);
+  }
+  RunLog log(log_path, run.config.steps, options.flag("quiet"));
+  Loop loop(run, trainer, batcher, *runner, log);
+  if (checkpoint) loop.resume(*checkpoint);
+  const std::string backend = runner->runtime().plan().graphs.empty() ? "" : session.backend;
+  log.event("start",
+            {{"backend", backend},
+             {"rows", run.data.rows.size()},
+             {"fill_ratio", batcher.fill_ratio()},
+             {"loss_rows", session.graphs.loss_rows},
+             {"recompute", session.graphs.recompute == Recompute::kNone ? "none" : "layer"}},
+            trainer.step());
+  const int code = loop.run();
+  if (code == 0) {
+    run.write_adapter(trainer);
+    std::error_code ignored;
+    fs::remove_all(run.out / "checkpoints", ignored);
+  }
+  const Json end = {{"exit_code", code},
+                    {"peak_resident_bytes", memory_use().peak_resident_bytes},
+                    {"device_bytes", runner->device_bytes()}};
+  run.write_run_json(trainer, end);
+  log.event("end", end, trainer.step());
+  return code;
+}
+
+}  // namespace npu

@@ -1,0 +1,57 @@
+// The commands, and what several of them need. Each returns the exit code.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/options.h"
+#include "io/hf_model.h"
+#include "io/peft.h"
+#include "train/session.h"
+
+namespace npu {
+
+int cmd_train(const Options& options);
+int cmd_check(const Options& options);
+int cmd_compile(const Options& options);
+int cmd_plan(const Options& options);
+int cmd_eval(const Options& options);
+int cmd_data(const Options& options);
+int cmd_convert(const Options& options);
+int cmd_ir(const Options& options);
+int cmd_doctor(const Options& options);
+
+struct Command {
+  CommandSpec spec;
+  int (*run)(const Options&);
+};
+const std::vector<Command>& command_table();
+
+// ---- what several commands need (src/cli/setup.cpp) --------------------------------------------
+
+// Where models named by a hub id are looked for, in order.
+std::vector<fs::path> hub_roots();
+HfModel open_model(const Options& options, bool with_weights = true);
+fs::path cache_directory(const Options& options);
+
+// --rank, --alpha, --targets, --rslora.
+LoraSpec lora_options(const Options& options);
+
+// Everything but sizes that depend on data: backend, numerics, limits, compile settings. `lora` comes
+// from the options or from an adapter; recompute `auto` is resolved by the caller.
+SessionOptions session_options(const Options& options, const LoraSpec& lora);
+
+// Fills graphs.recompute from --recompute, by memory for `auto`.
+void resolve_recompute(const Options& options, const ModelConfig& config, SessionOptions& session);
+
+// prepare + compile + load with progress on stderr.
+std::unique_ptr<ModelRunner> start_runner(const ModelConfig& config, const SessionOptions& session,
+                                          const WeightStore& weights, bool quiet);
+// Says on stderr what a compile built, took from the cache and moved to the host.
+void report_compile(const CompileReport& report, bool quiet);
+
+// The smallest power of two, at least 32, that holds `rows`; never more than `limit`.
+int64_t loss_row_bucket(int64_t rows, int64_t limit);
+
+}  // namespace npu

@@ -1,0 +1,101 @@
+// The table of options. Names and meanings follow product.md section 6; a test freezes --help.
+#include "cli/options.h"
+
+namespace npu {
+namespace {
+
+using enum OptionKind;
+
+constexpr std::string_view kRuns = "train check compile plan eval";     // whatever builds graphs
+constexpr std::string_view kTrains = "train check compile plan";        // with a LoRA backward
+
+constexpr OptionSpec kTable[] = {
+    // What is trained on what.
+    {"model", kText, "", "PATH", "train check compile plan eval data ir", "model directory, id in the local hub cache, or .gguf file"},
+    {"data", kList, "", "FILE", "train eval", "JSON lines; may repeat"},
+    {"out", kText, "", "DIR", "train convert", "directory to write"},
+    {"config", kText, "", "FILE", "train", "YAML with the same options; the command line wins"},
+    {"overwrite", kFlag, "", "", "train convert", "replace the results of an earlier run in --out"},
+    // Where it runs.
+    {"backend", kText, "auto", "NAME", kRuns, "auto, cpu, cpu:reference, openvino:CPU, …; see `npu-lora doctor`"},
+    {"threads", kInteger, "0", "N", kRuns, "host threads; 0 = all usable CPUs"},
+    {"max-mm", kInteger, "", "N", kRuns, "matmuls per compiled part; 0 = no limit [backend's own limit]"},
+    {"host-parts", kText, "", "GROUPS", kRuns, "groups that run on the host: fwd,bwd,rms,rms-bwd,ce-stats,ce-grad, or none [backend's own]"},
+    {"numerics", kText, "hf", "MODE", kRuns, "where activations round: hf (after each op, as transformers) or fp32 (nowhere)"},
+    {"dtype", kText, "", "TYPE", kRuns, "activation dtype: f32, bf16 [what the backend computes in]"},
+    {"weight-dtype", kText, "auto", "TYPE", kRuns, "frozen weights in memory: auto (as activations), f32, bf16"},
+    {"recompute", kText, "auto", "MODE", kTrains, "none keeps activations for the backward, layer recomputes them, auto decides by memory"},
+    {"disable-pass", kList, "", "NAME", "train check compile plan eval ir", "switch a graph pass or rule off; may repeat"},
+    // Shapes.
+    {"seq-len", kInteger, "512", "N", "train check compile plan eval data", "tokens a sequence, fixed when graphs are compiled"},
+    {"batch", kInteger, "1", "N", "train compile plan eval", "sequences a micro-batch, inside the graph"},
+    {"loss-rows", kInteger, "0", "N", kRuns, "rows with loss that pass the head at a time; 0 = chosen from the data"},
+    {"vocab-chunk", kInteger, "16384", "N", kRuns, "largest number of vocabulary columns a head graph takes"},
+    // The adapter.
+    {"rank", kInteger, "16", "N", kTrains, "LoRA rank r"},
+    {"alpha", kReal, "32", "X", kTrains, "LoRA alpha; the scale is alpha / r"},
+    {"targets", kText, "q,v", "LIST", kTrains, "linears with an adapter: of q,k,v,o,gate,up,down, or all"},
+    {"rslora", kFlag, "", "", kTrains, "scale by alpha / sqrt(r)"},
+    {"init-adapter", kText, "", "DIR", "train", "continue from this PEFT adapter; sets rank, alpha and targets"},
+    {"adapter", kText, "", "DIR", "check eval", "PEFT adapter to load"},
+    {"base-model-name", kText, "", "NAME", "train", "base_model_name_or_path of the adapter [--model]"},
+    // Length and optimizer.
+    {"steps", kInteger, "400", "N", "train", "optimizer steps"},
+    {"epochs", kReal, "", "X", "train", "passes over the data, instead of --steps"},
+    {"accum", kInteger, "1", "N", "train", "micro-batches an optimizer step; loss is the mean over all their trained tokens"},
+    {"lr", kReal, "2e-4", "X", "train", "peak learning rate"},
+    {"warmup", kInteger, "0", "N", "train", "steps of linear warm-up"},
+    {"schedule", kText, "constant", "NAME", "train", "constant, linear or cosine"},
+    {"weight-decay", kReal, "0", "X", "train", "AdamW, decoupled"},
+    {"betas", kText, "0.9 0.999", "\"B1 B2\"", "train", "AdamW"},
+    {"eps", kReal, "1e-8", "X", "train", "AdamW"},
+    {"grad-clip", kReal, "1.0", "X", "train", "largest gradient norm; 0 = no clipping"},
+    {"max-bad-steps", kInteger, "5", "N", "train", "stop after this many non-finite steps in a row"},
+    {"seed", kInteger, "0", "N", "train check", "of the adapter's initial values and the shuffle"},
+    // Data.
+    {"packing", kText, "best-fit", "MODE", "train", "best-fit, wrap or none"},
+    {"train-on", kText, "response", "WHAT", "train data", "response (text rows: all tokens) or all"},
+    {"skip-bad-rows", kInteger, "0", "N", "train data eval", "bad rows to tolerate"},
+    {"date", kText, "", "YYYY-MM-DD", "train data eval", "date for chat templates that print one [today]"},
+    {"eval-data", kList, "", "FILE", "train", "held-out rows; their loss is logged"},
+    {"eval-every", kInteger, "0", "N", "train", "steps between evaluations of --eval-data; 0 = at the end"},
+    // Checkpoints and records.
+    {"save-every", kInteger, "0", "N", "train", "steps between checkpoints; 0 = only when stopped"},
+    {"keep", kInteger, "2", "N", "train", "checkpoints to keep"},
+    {"resume", kText, "", "auto|DIR", "train", "continue from a checkpoint; auto takes the newest in --out, or starts anew"},
+    {"log-file", kText, "", "FILE", "train", "JSON lines [OUT/train_log.jsonl]"},
+    {"run-name", kText, "", "NAME", "train", "name of the run in its records"},
+    // Compiling.
+    {"cache-dir", kText, "", "DIR", kRuns, "compiled parts [$NPU_LORA_CACHE, else ~/.cache/npu-lora]"},
+    {"jobs", kInteger, "1", "N", kRuns, "parts compiled at the same time"},
+    {"compile-timeout", kReal, "600", "SECONDS", kRuns, "per part"},
+    {"expect-cached", kFlag, "", "", kRuns, "fail, saying why, if any part would have to be compiled"},
+    // check
+    {"batch-file", kText, "", "FILE", "check", "safetensors with input_ids and labels, int64 [B,S]; also spelt --batch"},
+    {"layers", kInteger, "0", "N", "check", "only the first N layers; 0 = all"},
+    {"random-weights", kInteger, "", "SEED", "check", "weights as the family initialises them, from config.json alone"},
+    {"dump", kText, "", "FILE", "check", "write loss and every gradient of --backend (PEFT names) as safetensors"},
+    {"reference", kText, "", "NAME", "check", "backend to compare with, or none [cpu; for cpu: cpu:reference]"},
+    // eval
+    {"mode", kText, "choice", "MODE", "eval", "choice (by log-probability), keyword (in generated text) or nll (held-out loss)"},
+    {"choice", kList, "", "TEXT", "eval", "an answer to choose from; may repeat [the distinct responses of the data]"},
+    {"max-new-tokens", kInteger, "8", "N", "eval", "tokens generated for keyword"},
+    {"limit", kInteger, "0", "N", "eval data", "only the first N rows; 0 = all"},
+    {"rows", kText, "", "FILE", "eval", "write one JSON object a row, with log-probabilities"},
+    // convert, ir
+    {"save-dtype", kText, "bf16", "TYPE", "convert", "dtype of the weights written: bf16, f16 or f32; also spelt --dtype"},
+    {"graph", kText, "", "NAME", "ir", "print this graph of --model (layer_fwd, layer_bwd, ce_grad, …) instead of reading a file"},
+    {"passes", kText, "", "LIST", "ir", "passes to run, comma-separated, or default"},
+    {"print-after", kFlag, "", "", "ir", "also print after each pass that changed the graph"},
+    {"emit", kText, "text", "FORMAT", "ir", "text, openvino (IR XML) or onnx (bytes)"},
+    // Everywhere.
+    {"json", kFlag, "", "", "check compile plan eval data doctor", "machine-readable output on stdout"},
+    {"log", kText, "", "CHANNELS", "train check compile plan eval data convert ir doctor", "show debug lines of these channels: cache,compile,train,…"},
+    {"quiet", kFlag, "", "", "train check compile plan eval data convert", "only warnings and errors on stderr"},
+};
+
+}  // namespace
+
+std::span<const OptionSpec> option_table() { return kTable; }
+
+}  // namespace npu

@@ -1,0 +1,99 @@
+// What a run tells while it goes.
+#include "cli/run_log.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <csignal>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+namespace npu {
+namespace {
+
+std::atomic<int> g_stop_signal = 0;  // the only process-wide state: signal handlers need it
+
+void on_stop_signal(int signal) {
+  if (g_stop_signal.exchange(signal) != 0) _exit(128 + signal);
+}
+
+// NaN and infinity are not JSON: they become null.
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+}  // namespace
+
+int stop_signal() { return g_stop_signal.load(); }
+
+void install_stop_signals() {
+  struct sigaction action = {};
+  action.sa_handler = on_stop_signal;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
+}
+
+RunLog::RunLog(const fs::path& path, int64_t steps, bool quiet)
+    : path_(path), steps_(steps), bar_(!quiet && isatty(STDERR_FILENO) != 0), quiet_(quiet) {
+  file_.open(path, std::ios::app);
+  if (!file_) {
+    fail(ErrorKind::kRetriable, path.string(), "cannot be written", "",
+         "give another --out or --log-file");
+  }
+}
+
+RunLog::~RunLog() {
+  if (bar_) std::cerr << "\n";
+}
+
+void RunLog::write(const Json& line) {
+  const std::string text = line.dump();
+  file_ << text << "\n" << std::flush;
+  if (!file_) {
+    fail(ErrorKind::kRetriable, path_.string(), "writing the log failed", "", "is the disk full?");
+  }
+  if (!quiet_ && !bar_) std::cerr << text << "\n";
+}
+
+void RunLog::event(std::string_view name, const Json& fields, int64_t step) {
+  Json line = {{"progress", std::to_string(step) + "/" + std::to_string(steps_)},
+               {"event", std::string(name)}};
+  line.update(fields);
+  write(line);
+}
+
+void RunLog::step(const StepReport& r, double epoch, double total_tokens) {
+  const double tokens_per_s = static_cast<double>(r.tokens) / r.step_seconds;
+  Json line = {{"progress", std::to_string(r.step) + "/" + std::to_string(steps_)},
+               {"step", r.step},
+               {"loss", number(r.loss)},
+               {"lr", r.lr},
+               {"grad_norm", number(r.grad_norm)},
+               {"tokens_per_s", tokens_per_s},
+               {"step_seconds", r.step_seconds},
+               {"num_tokens", total_tokens},
+               {"trained_tokens", r.trained_tokens},
+               {"epoch", epoch},
+               {"parts_device_s", r.device_seconds},
+               {"parts_host_s", r.host_seconds},
+               {"transfer_s", r.transfer_seconds}};
+  if (r.skipped) line["nonfinite"] = true;
+  write(line);
+  if (bar_) draw(r, tokens_per_s);
+}
+
+void RunLog::draw(const StepReport& r, double tokens_per_s) {
+  constexpr int kWidth = 24;
+  mean_step_seconds_ = mean_step_seconds_ == 0 ? r.step_seconds
+                                               : 0.9 * mean_step_seconds_ + 0.1 * r.step_seconds;
+  const int64_t left = static_cast<int64_t>(mean_step_seconds_ * static_cast<double>(steps_ - r.step));
+  const int filled = static_cast<int>(kWidth * r.step / std::max<int64_t>(1, steps_));
+  char text[256];
+  std::snprintf(text, sizeof text, "\r\033[K[%s%s] %lld/%lld  loss %.4f  lr %.2e  %.0f tok/s  ETA %lld:%02lld",
+                std::string(static_cast<size_t>(filled), '#').c_str(),
+                std::string(static_cast<size_t>(kWidth - filled), '.').c_str(),
+                static_cast<long long>(r.step), static_cast<long long>(steps_), r.loss, r.lr,
+                tokens_per_s, static_cast<long long>(left / 60), static_cast<long long>(left % 60));
+  std::cerr << text << std::flush;
+}
+
+}  // namespace npu

@@ -1,0 +1,175 @@
+// From options to models, sessions and runners: the way that all commands share.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+
+#include "base/log.h"
+#include "base/process.h"
+#include "cli/commands.h"
+
+namespace npu {
+namespace {
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+int64_t available_memory_bytes() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  int64_t kib = 0;
+  for (std::string unit; meminfo >> key >> kib; std::getline(meminfo, unit)) {
+    if (key == "MemAvailable:") return kib << 10;
+  }
+  return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+}
+
+std::vector<std::string> split_words(const std::string& text, char separator) {
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(separator, begin), text.size());
+    if (end > begin) words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return words;
+}
+
+DType dtype_option(const Options& options, std::string_view name) {
+  const std::string text = options.choice(name, {"f32", "bf16", "f16"});
+  return *parse_dtype(text);
+}
+
+}  // namespace
+
+std::vector<fs::path> hub_roots() {
+  std::vector<fs::path> roots;
+  if (const std::string hub = environment("HF_HUB_CACHE"); !hub.empty()) roots.emplace_back(hub);
+  if (const std::string home = environment("HF_HOME"); !home.empty()) {
+    roots.push_back(fs::path(home) / "hub");
+  }
+  if (const std::string home = environment("HOME"); !home.empty()) {
+    roots.push_back(fs::path(home) / ".cache/huggingface/hub");
+  }
+  return roots;
+}
+
+HfModel open_model(const Options& options, bool with_weights) {
+  HfModel model = load_model(options.text("model"), with_weights, hub_roots());
+  return model;
+}
+
+fs::path cache_directory(const Options& options) {
+  if (options.has("cache-dir")) return options.text("cache-dir");
+  if (const std::string cache = environment("NPU_LORA_CACHE"); !cache.empty()) return cache;
+  const std::string home = environment("HOME");
+  if (home.empty()) {
+    fail(ErrorKind::kUsage, "--cache-dir", "no place for compiled parts",
+         "neither NPU_LORA_CACHE nor HOME is set", "give --cache-dir DIR");
+  }
+  return fs::path(home) / ".cache/npu-lora";
+}
+
+LoraSpec lora_options(const Options& options) {
+  LoraSpec lora;
+  lora.rank = options.integer("rank", 1, 4096);
+  lora.alpha = options.real("alpha");
+  if (lora.alpha <= 0) fail(ErrorKind::kUsage, "--alpha", "must be positive", options.text("alpha"));
+  lora.targets = parse_targets(options.text("targets"));
+  lora.rslora = options.flag("rslora");
+  return lora;
+}
+
+SessionOptions session_options(const Options& options, const LoraSpec& lora) {
+  SessionOptions session;
+  session.backend = options.text("backend");
+  session.threads = static_cast<int>(options.integer("threads", 0, 1024));
+  LayerOptions& layer = session.graphs.layer;
+  layer.seq_len = options.integer("seq-len", 2, 1 << 20);
+  layer.numerics =
+      options.choice("numerics", {"hf", "fp32"}) == "hf" ? Numerics::kHf : Numerics::kFp32;
+  layer.lora = lora;
+  if (options.has("dtype")) session.activation_dtype = dtype_option(options, "dtype");
+  if (options.has("max-mm")) session.max_contractions = options.integer("max-mm", 0);
+  if (options.has("host-parts")) {
+    const std::string text = options.text("host-parts");
+    static const std::vector<std::string> kGroups = {"fwd",     "bwd",      "rms",
+                                                     "rms-bwd", "ce-stats", "ce-grad"};
+    session.host_groups.emplace();
+    for (const std::string& group : split_words(text, ',')) {
+      if (text == "none") break;
+      if (std::find(kGroups.begin(), kGroups.end(), group) == kGroups.end()) {
+        fail(ErrorKind::kUsage, "--host-parts", "unknown group", "'" + group + "'",
+             "use fwd, bwd, rms, rms-bwd, ce-stats, ce-grad, or none");
+      }
+      session.host_groups->insert(group);
+    }
+  }
+  for (const std::string& name : options.list("disable-pass")) {
+    session.plan.passes.disabled.insert(name);
+  }
+  session.graphs.vocab_chunk = options.integer("vocab-chunk", 16);
+  session.compile.cache_dir = cache_directory(options);
+  session.compile.jobs = static_cast<int>(options.integer("jobs", 1, 256));
+  session.compile.seconds_limit = options.real("compile-timeout");
+  session.compile.expect_cached = options.flag("expect-cached");
+  session.compile.worker = {self_executable(), "compile-worker"};
+  // Weights follow the activations unless asked otherwise: bf16 storage under f32 arithmetic halves
+  // memory and costs a conversion per use.
+  const std::string weights = options.choice("weight-dtype", {"auto", "f32", "bf16", "f16"});
+  if (weights != "auto") {
+    layer.weight_dtype = *parse_dtype(weights);
+  } else {
+    layer.weight_dtype = session.activation_dtype.value_or(
+        make_backend(session.backend).take()->traits().compute_dtype);
+  }
+  return session;
+}
+
+void resolve_recompute(const Options& options, const ModelConfig& config,
+                       SessionOptions& session) {
+  const std::string mode = options.choice("recompute", {"auto", "none", "layer"});
+  if (mode == "auto") {
+    session.graphs.recompute = choose_recompute(config, session.graphs, available_memory_bytes());
+  } else {
+    session.graphs.recompute = mode == "none" ? Recompute::kNone : Recompute::kLayer;
+  }
+}
+
+void report_compile(const CompileReport& report, bool quiet) {
+  for (const CompileReport::Failure& failure : report.failed) {
+    log_warn("compile", failure.part + " runs on the host: " + failure.outcome + ": " +
+                            failure.reason);
+  }
+  if (quiet) return;
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%.1f", report.seconds);
+  log_info("compile", std::to_string(report.built) + " parts compiled, " +
+                          std::to_string(report.cached) + " from the cache, " + seconds + " s");
+}
+
+std::unique_ptr<ModelRunner> start_runner(const ModelConfig& config, const SessionOptions& session,
+                                          const WeightStore& weights, bool quiet) {
+  Prepared prepared = prepare(config, session);
+  const bool bar = !quiet && isatty(STDERR_FILENO) != 0;
+  if (bar) {
+    prepared.options.compile.progress = [](size_t done, size_t total, std::string_view what) {
+      std::cerr << "\r\033[Kcompile " << done << "/" << total << " " << what << std::flush;
+    };
+  }
+  const CompileReport report = compile(prepared);
+  if (bar) std::cerr << "\r\033[K";
+  report_compile(report, quiet);
+  return load(config, std::move(prepared), weights);
+}
+
+int64_t loss_row_bucket(int64_t rows, int64_t limit) {
+  int64_t bucket = 32;
+  while (bucket < rows) bucket *= 2;
+  return std::min(bucket, limit);
+}
+
+}  // namespace npu
