@@ -94,6 +94,17 @@ TEST(Child, TimeoutEndsTheWholeGroup) {
   EXPECT_TRUE(dies_soon(std::stoi(r.out)));
 }
 
+TEST(Child, TimeoutEndsAChildThatNeverStopsWriting) {
+  for (const char* script : {"exec yes", "exec yes >&2"}) {
+    ChildOptions options;
+    options.limits.seconds = 0.3;
+    options.max_output_bytes = 1 << 20;
+    const ChildResult r = shell(script, options);
+    EXPECT_EQ(r.end, End::kTimedOut);
+    EXPECT_LT(r.seconds, 10);
+  }
+}
+
 TEST(Child, LeftBehindProcessesEndToo) {
   const ChildResult r = shell("sleep 100 & echo $!");  // it would hold stdout open for 100 s
   EXPECT_TRUE(r.ok());

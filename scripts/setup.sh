@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Installs what the build needs (Debian or Ubuntu packages) and makes .venv.
+#   scripts/setup.sh            build tools, libraries, OpenVINO in .venv: enough for scripts/demo.sh
+#   scripts/setup.sh --tests    also clang-format, clang-tidy and the Python packages of tests/interop
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+usage() { sed -n '2,4s/^# \{0,1\}//p' "$0"; }
+
+tests=false
+case "${1:-}" in
+  "") ;;
+  --tests) tests=true ;;
+  -h | --help) usage; exit 0 ;;
+  *) usage >&2; exit 2 ;;
+esac
+
+packages=(build-essential cmake ninja-build pkg-config ccache libgtest-dev libbenchmark-dev
+  nlohmann-json3-dev libcli11-dev libspdlog-dev libyaml-cpp-dev libopenblas-pthread-dev libssl-dev
+  libutf8proc-dev python3 python3-venv unzip)
+if $tests; then packages+=(clang-format-15 clang-tidy-15 git); fi
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f '${Status}' "$package" 2>/dev/null || true)
+  [[ $status == "install ok installed" ]] || missing+=("$package")
+done
+if ((${#missing[@]})); then
+  echo "installing: ${missing[*]}"
+  as_root=()
+  ((EUID == 0)) || as_root=(sudo)
+  "${as_root[@]}" apt-get update -q
+  DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -qy --no-install-recommends "${missing[@]}"
+fi
+
+[[ -x .venv/bin/python ]] || python3 -m venv .venv
+# Torch for CPUs is all that the tests need; where pip's index offers such a wheel, it takes it.
+if $tests; then
+  .venv/bin/python -m pip install -q -r tests/interop/requirements.txt
+else
+  .venv/bin/python -m pip install -q openvino==2026.4.1
+fi
+echo "ready: cmake $(cmake --version | sed -n '1s/.* //p'), $(c++ --version | head -1), .venv"
