@@ -262,7 +262,9 @@ std::string test_name(std::string name) {
   return name;
 }
 
-void register_cases() {
+// Returns the opened backends, to be closed before exit: runtimes tear down their own state then.
+std::vector<std::shared_ptr<OpenBackend>> register_cases() {
+  std::vector<std::shared_ptr<OpenBackend>> opened;
   std::vector<std::shared_ptr<const BackendCase>> cases;
   for (const auto& list : {row_cases(), layer_cases(), binding_cases()}) {
     for (const BackendCase& test_case : list) {
@@ -277,6 +279,7 @@ void register_cases() {
     auto open = std::make_shared<OpenBackend>();
     open->name = entry.pattern;
     open->backend = entry.make();
+    opened.push_back(open);
     testing::RegisterTest(("Buffers_" + test_name(open->name)).c_str(), "round_trip", nullptr,
                           nullptr, __FILE__, __LINE__,
                           [open]() -> Buffers* { return new Buffers(open); });
@@ -287,6 +290,7 @@ void register_cases() {
           [open, test_case]() -> Conformance* { return new Conformance(open, test_case); });
     }
   }
+  return opened;
 }
 
 // NPU_EXPECT_BACKENDS lists the backends that this machine must have ("openvino:CPU,cpu"): without
@@ -312,6 +316,11 @@ TEST(Backends, ExpectedOnesAreUsable) {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  npu::register_cases();
-  return RUN_ALL_TESTS();
+  const auto opened = npu::register_cases();
+  const int failed = RUN_ALL_TESTS();
+  for (const auto& open : opened) {
+    open->device.reset();
+    open->backend.reset();
+  }
+  return failed;
 }

@@ -80,6 +80,9 @@ TEST(ChatTemplate, NamesTheLineOfWhatItDoesNotSupport) {
       {"{% for x in [1] %}{{ loop.cycle('a') }}{% endfor %}", "loop.cycle is not supported"},
       {"{{ {'a': 1}.items() }}", "this can't be printed; got list of tuples"},
       {"{{ (1, 2) }}", "this can't be printed; got tuple"},
+      {"{{ [(1, 2)] }}", "this can't be printed; got list of tuples"},
+      {"{{ [(1, 2), 3] }}", "tuples within this are not supported"},
+      {"{{ {'a': (1, 2)} }}", "a dict can't hold this; got tuple"},
       {"{{ [1, 2]|map('string') }}", "this can't be printed; got generator"},
       {"{% set g = [1]|select %}{{ g|list }}{{ g|list }}", "a generator is read twice"},
       {"{{ ''.__class__ }}", "this attribute is not safe; got __class__"},
@@ -152,8 +155,13 @@ TEST(ChatTemplate, HostileTemplatesEndSoon) {
       "{{ [1] * 1000000000000 }}",
       "{% for i in range(100000) %}{{ 'x' * 1000000 }}{% endfor %}",
       "{{ 'aaaa'.replace('a', 'x' * 10000000).replace('x', 'y' * 10000000) }}",
+      "{% set s = 'x' * 10000000 %}{% for i in range(100000) %}{{ s == s ~ '' }}{% endfor %}",
+      "{% set s = 'x' * 10000000 %}{% for i in range(100000) %}{{ s|length }}{% endfor %}",
+      "{% set s = 'x' * 10000000 %}{% for i in range(100000) %}{{ s[1] }}{% endfor %}",
+      "{% set s = 'x' * 10000000 %}{% for i in range(100000) %}{% if s.endswith('y') %}{% endif %}"
+      "{% endfor %}",
+      "{% set l = range(100000)|list %}{% for i in l %}{% if -1 in l %}{% endif %}{% endfor %}",
       std::string(2 << 20, 'x'),
-      "{% for " + repeat("a,", 100000) + " in x %}{% endfor %}",
       "\xff\xfe",
   };
   for (const std::string& jinja : hostile) {

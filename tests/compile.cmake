@@ -1,2 +1,3 @@
+npu_test(cache_test SOURCES cache_test.cpp LINK npu_compile)
 npu_test(compile_test SOURCES compile_test.cpp compile_fakes.cpp LINK npu_compile)
 npu_test(runtime_test SOURCES runtime_test.cpp compile_fakes.cpp LINK npu_compile)

@@ -9,7 +9,19 @@
 namespace npu {
 
 enum GgufTestType : uint32_t {
-  kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64,
+  kU8,
+  kI8,
+  kU16,
+  kI16,
+  kU32,
+  kI32,
+  kF32,
+  kBool,
+  kString,
+  kArray,
+  kU64,
+  kI64,
+  kF64,
 };
 
 inline std::string gguf_string(const std::string& text) { return le<uint64_t>(text.size()) + text; }
@@ -20,7 +32,7 @@ class GgufBuilder {
   uint32_t version = 3;
   int64_t count_error = 0;  // added to both counts
   size_t alignment = 32;
-  size_t cut = 0;           // bytes missing at the end
+  size_t cut = 0;  // bytes missing at the end
 
   // A metadata entry from its encoded value.
   GgufBuilder& raw(const std::string& key, uint32_t type, const std::string& value) {
@@ -29,7 +41,9 @@ class GgufBuilder {
   }
   GgufBuilder& u32(const std::string& key, uint32_t value) { return raw(key, kU32, le(value)); }
   GgufBuilder& f32(const std::string& key, float value) { return raw(key, kF32, le(value)); }
-  GgufBuilder& flag(const std::string& key, bool value) { return raw(key, kBool, le<uint8_t>(value)); }
+  GgufBuilder& flag(const std::string& key, bool value) {
+    return raw(key, kBool, le<uint8_t>(value));
+  }
   GgufBuilder& text(const std::string& key, const std::string& value) {
     return raw(key, kString, gguf_string(value));
   }
@@ -50,7 +64,7 @@ class GgufBuilder {
     std::vector<uint64_t> dims;
     uint32_t type = 0;
     std::string data;
-    int64_t offset = -1;    // -1: after the tensor before
+    int64_t offset = -1;     // -1: after the tensor before
     int64_t dim_count = -1;  // -1: as many as there are
   };
   GgufBuilder& tensor(Tensor tensor) {
@@ -63,7 +77,9 @@ class GgufBuilder {
     for (const float value : values) data += le(value);
     return tensor({name, dims, 0, data});
   }
-  void drop_metadata(size_t index) { metadata_.erase(metadata_.begin() + static_cast<long>(index)); }
+  void drop_metadata(size_t index) {
+    metadata_.erase(metadata_.begin() + static_cast<long>(index));
+  }
 
   std::string bytes() const {
     std::string head = le(magic) + le(version) +
@@ -95,8 +111,8 @@ class GgufBuilder {
   std::vector<Tensor> tensors_;
 };
 
-// A Llama of two layers (hidden 8, 2 heads, 1 key/value head, head_dim 4, inner 12, 16 tokens) whose f32
-// weights are small whole numbers that tell their position.
+// A Llama of two layers (hidden 8, 2 heads, 1 key/value head, head_dim 4, inner 12, 16 tokens)
+// whose f32 weights are small whole numbers that tell their position.
 inline GgufBuilder tiny_llama_gguf(const std::string& pre = "smollm") {
   GgufBuilder gguf;
   gguf.text("general.architecture", "llama")
@@ -111,8 +127,8 @@ inline GgufBuilder tiny_llama_gguf(const std::string& pre = "smollm") {
       .f32("llama.attention.layer_norm_rms_epsilon", 1e-5f)
       .text("tokenizer.ggml.model", "gpt2")
       .text("tokenizer.ggml.pre", pre)
-      .texts("tokenizer.ggml.tokens", {"<|end|>", "a", "b", "ab", "[PAD0]", "<tool>", "c", "d", "e", "f",
-                                       "g", "h", "i", "j", "k", "l"})
+      .texts("tokenizer.ggml.tokens", {"<|end|>", "a", "b", "ab", "[PAD0]", "<tool>", "c", "d", "e",
+                                       "f", "g", "h", "i", "j", "k", "l"})
       .i32s("tokenizer.ggml.token_type", {3, 1, 1, 1, 5, 4, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1})
       .texts("tokenizer.ggml.merges", {"a b"})
       .u32("tokenizer.ggml.bos_token_id", 0)
@@ -124,7 +140,8 @@ inline GgufBuilder tiny_llama_gguf(const std::string& pre = "smollm") {
     for (float& value : values) value = ++next;
     return values;
   };
-  gguf.tensor("token_embd.weight", {8, 16}, weights(128)).tensor("output_norm.weight", {8}, weights(8));
+  gguf.tensor("token_embd.weight", {8, 16}, weights(128))
+      .tensor("output_norm.weight", {8}, weights(8));
   for (int layer = 0; layer < 2; ++layer) {
     const std::string prefix = "blk." + std::to_string(layer) + ".";
     gguf.tensor(prefix + "attn_norm.weight", {8}, weights(8))

@@ -75,7 +75,8 @@ TEST(Config, Defaults) {
 
 TEST(Config, NullMeansAbsent) {
   Json json = base();
-  for (const char* key : {"head_dim", "rope_scaling", "quantization_config", "num_key_value_heads", "pretraining_tp"})
+  for (const char* key :
+       {"head_dim", "rope_scaling", "quantization_config", "num_key_value_heads", "pretraining_tp"})
     json[key] = nullptr;
   EXPECT_EQ(parse_model_config(json, "c").head_dim, 4);
   EXPECT_EQ(parse_model_config(json, "c").num_key_value_heads, 2);
@@ -90,7 +91,9 @@ TEST(Config, ExplicitValues) {
 
 TEST(Config, BothSpellingsOfRope) {
   EXPECT_EQ(parse_model_config(with("rope_theta", 500000), "c").rope_theta, 500000);
-  EXPECT_EQ(parse_model_config(with("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e5}}), "c").rope_theta,
+  EXPECT_EQ(parse_model_config(
+                with("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e5}}), "c")
+                .rope_theta,
             1e5);
   // The newer spelling wins.
   Json both = with("rope_parameters", {{"rope_type", "default"}, {"rope_theta", 7.0}});
@@ -123,30 +126,38 @@ TEST(Config, Refusals) {
   } cases[] = {
       {"a list", Json::array(), "must be a JSON object"},
       {"no model_type", without("model_type"), "c: model_type: the key is missing"},
-      {"qwen2", with("model_type", "qwen2"), "c: model_type: this model type is not implemented; got \"qwen2\""},
+      {"qwen2", with("model_type", "qwen2"),
+       "c: model_type: this model type is not implemented; got \"qwen2\""},
       {"qwen3", with("model_type", "qwen3"), "got \"qwen3\""},
       {"mistral", with("model_type", "mistral"), "got \"mistral\""},
       {"qwen3_moe", with("model_type", "qwen3_moe"), "got \"qwen3_moe\""},
       {"model_type number", with("model_type", 3), "must be a string"},
       {"a classifier", with("architectures", {"LlamaForSequenceClassification"}), "architectures"},
-      {"gelu", with("hidden_act", "gelu"), "c: hidden_act: this activation is not implemented; got \"gelu\""},
+      {"gelu", with("hidden_act", "gelu"),
+       "c: hidden_act: this activation is not implemented; got \"gelu\""},
       {"quantized", with("quantization_config", {{"bits", 4}}), "quantization_config"},
       {"interleaved rope", with("rope_interleaved", true), "rope_interleaved"},
       {"attention dropout", with("attention_dropout", 0.1), "attention_dropout"},
       {"partial rope", with("partial_rotary_factor", 0.5), "partial_rotary_factor"},
-      {"yarn", scaling_with("rope_type", "yarn"), "c: rope_scaling: rope_type: this rope type is not implemented; got \"yarn\""},
-      {"dynamic", with("rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}), "rope_scaling: type"},
-      {"linear", with("rope_parameters", {{"rope_type", "linear"}, {"factor", 2.0}}), "rope_parameters: rope_type"},
+      {"yarn", scaling_with("rope_type", "yarn"),
+       "c: rope_scaling: rope_type: this rope type is not implemented; got \"yarn\""},
+      {"dynamic", with("rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}),
+       "rope_scaling: type"},
+      {"linear", with("rope_parameters", {{"rope_type", "linear"}, {"factor", 2.0}}),
+       "rope_parameters: rope_type"},
       {"rope without type", with("rope_parameters", {{"rope_theta", 1e4}}), "the key is missing"},
-      {"rope per layer kind", with("rope_parameters", {{"full_attention", Json::object()}}), "the key is missing"},
+      {"rope per layer kind", with("rope_parameters", {{"full_attention", Json::object()}}),
+       "the key is missing"},
       {"rope as text", with("rope_scaling", "llama3"), "must be a JSON object"},
       {"no factor", scaling_without("factor"), "factor: the key is missing"},
       {"factor 0.5", scaling_with("factor", 0.5), "must be at least 1"},
       {"factor as text", scaling_with("factor", "8"), "must be a number"},
-      {"no low_freq_factor", scaling_without("low_freq_factor"), "low_freq_factor: the key is missing"},
+      {"no low_freq_factor", scaling_without("low_freq_factor"),
+       "low_freq_factor: the key is missing"},
       {"low_freq_factor 0", scaling_with("low_freq_factor", 0), "must be greater than 0"},
       {"high = low", scaling_with("high_freq_factor", 1.0), "greater than low_freq_factor"},
-      {"no original length", scaling_without("original_max_position_embeddings"), "the key is missing"},
+      {"no original length", scaling_without("original_max_position_embeddings"),
+       "the key is missing"},
       {"original length 0", scaling_with("original_max_position_embeddings", 0), "whole number"},
       {"theta 0", with("rope_theta", 0), "rope_theta: must be greater than 0"},
       {"theta negative", with("rope_theta", -1.0), "rope_theta"},
@@ -162,8 +173,10 @@ TEST(Config, Refusals) {
       {"no layers", with("num_hidden_layers", 0), "num_hidden_layers"},
       {"a billion layers", with("num_hidden_layers", 1'000'000'000), "from 1 to 10000"},
       {"no vocabulary", without("vocab_size"), "vocab_size"},
-      {"heads do not divide hidden", with("num_attention_heads", 3), "num_attention_heads: must divide hidden_size"},
-      {"kv heads do not divide heads", with("num_key_value_heads", 3), "num_key_value_heads: must divide"},
+      {"heads do not divide hidden", with("num_attention_heads", 3),
+       "num_attention_heads: must divide hidden_size"},
+      {"kv heads do not divide heads", with("num_key_value_heads", 3),
+       "num_key_value_heads: must divide"},
       {"kv heads 0", with("num_key_value_heads", 0), "num_key_value_heads"},
       {"odd head_dim", with("head_dim", 5), "head_dim: must be even"},
       {"heads × head_dim too large", with("head_dim", 2147483646), "below 2^31"},
@@ -233,18 +246,30 @@ TEST_F(ModelDirectory, WeightsMustFitTheConfig) {
   } cases[] = {
       {"one missing", [](auto& t) { t.erase("model.layers.1.mlp.up_proj.weight"); },
        "model.layers.1.mlp.up_proj.weight: the weight is missing"},
-      {"embedding missing", [](auto& t) { t.erase("model.embed_tokens.weight"); }, "the weight is missing"},
-      {"transposed", [](auto& t) { t.at("model.layers.0.mlp.up_proj.weight") = Tensor(DType::kF32, {8, 12}); },
+      {"embedding missing", [](auto& t) { t.erase("model.embed_tokens.weight"); },
+       "the weight is missing"},
+      {"transposed",
+       [](auto& t) {
+         t.at("model.layers.0.mlp.up_proj.weight") = Tensor(DType::kF32, {8, 12});
+       },
        "the shape must be [12,8]; got [8,12]"},
-      {"norm of another size", [](auto& t) { t.at("model.norm.weight") = Tensor(DType::kF32, {9}); },
+      {"norm of another size",
+       [](auto& t) { t.at("model.norm.weight") = Tensor(DType::kF32, {9}); },
        "the shape must be [8]; got [9]"},
       {"integers", [](auto& t) { t.at("model.norm.weight") = Tensor(DType::kI32, {8}); },
        "weights must be F32, BF16 or F16; got I32"},
-      {"a third layer", [](auto& t) { t.emplace("model.layers.2.mlp.up_proj.weight", Tensor(DType::kF32, {12, 8})); },
+      {"a third layer",
+       [](auto& t) {
+         t.emplace("model.layers.2.mlp.up_proj.weight", Tensor(DType::kF32, {12, 8}));
+       },
        "no part of the configured model"},
-      {"a bias", [](auto& t) { t.emplace("model.layers.0.self_attn.q_proj.bias", Tensor(DType::kF32, {8})); },
+      {"a bias",
+       [](auto& t) { t.emplace("model.layers.0.self_attn.q_proj.bias", Tensor(DType::kF32, {8})); },
        "nearest known name: model.layers.0.self_attn.q_proj.weight"},
-      {"q_norm", [](auto& t) { t.emplace("model.layers.0.self_attn.q_norm.weight", Tensor(DType::kF32, {4})); },
+      {"q_norm",
+       [](auto& t) {
+         t.emplace("model.layers.0.self_attn.q_norm.weight", Tensor(DType::kF32, {4}));
+       },
        "no part of the configured model"},
   };
   for (const auto& c : cases) {
@@ -284,7 +309,8 @@ class Shards : public ModelDirectory {
     std::vector<TensorSpec> specs;
     for (const auto& [name, shape] : expected_weights(parse_model_config(base(), "c")))
       specs.push_back({name, DType::kF32, shape});
-    write_model_files(path(), specs, [](const TensorSpec& spec) { return Tensor(spec.dtype, spec.shape); }, 1000);
+    write_model_files(
+        path(), specs, [](const TensorSpec& spec) { return Tensor(spec.dtype, spec.shape); }, 1000);
   }
   fs::path index() const { return path() / "model.safetensors.index.json"; }
   void change_index(const char* tensor, Json file) {
@@ -300,10 +326,11 @@ TEST_F(Shards, Load) {
 }
 
 TEST_F(Shards, NamesMayNotLeaveTheDirectory) {
-  for (const char* name : {"/etc/x.safetensors", "../x.safetensors", "a/x.safetensors", "..", ".", "",
-                           "a\\x.safetensors", "x.bin"}) {
+  for (const char* name : {"/etc/x.safetensors", "../x.safetensors", "a/x.safetensors", "..", ".",
+                           "", "a\\x.safetensors", "x.bin"}) {
     change_index("model.norm.weight", name);
-    EXPECT_TRUE(contains(refused(), "must be a plain .safetensors file name")) << name << ": " << refused();
+    EXPECT_TRUE(contains(refused(), "must be a plain .safetensors file name"))
+        << name << ": " << refused();
   }
   change_index("model.norm.weight", std::string("a\0b.safetensors", 15));
   EXPECT_TRUE(contains(refused(), "must be a plain .safetensors file name"));
@@ -313,8 +340,10 @@ TEST_F(Shards, NamesMayNotLeaveTheDirectory) {
 
 TEST_F(Shards, IndexAndFilesMustAgree) {
   change_index("model.norm.weight", "model-00001-of-00009.safetensors");
-  EXPECT_TRUE(contains(refused(), "model-00001-of-00009.safetensors: file can't be opened")) << refused();
-  change_index("model.norm.weight", read_json_file(index())["weight_map"]["model.embed_tokens.weight"]);
+  EXPECT_TRUE(contains(refused(), "model-00001-of-00009.safetensors: file can't be opened"))
+      << refused();
+  change_index("model.norm.weight",
+               read_json_file(index())["weight_map"]["model.embed_tokens.weight"]);
   EXPECT_TRUE(contains(refused(), "not in the file that the index names")) << refused();
   publish_text(index(), R"({"weight_map":{}})");
   EXPECT_TRUE(contains(refused(), "weight_map"));
@@ -326,16 +355,20 @@ TEST_F(Shards, IndexAndFilesMustAgree) {
 
 TEST_F(ModelDirectory, TokenizerFiles) {
   publish_text(path() / "tokenizer.json", "{}");
-  const auto config = [&](const std::string& text) { publish_text(path() / "tokenizer_config.json", text); };
+  const auto config = [&](const std::string& text) {
+    publish_text(path() / "tokenizer_config.json", text);
+  };
   const auto files = [&] { return load_model(path().string(), false).tokenizer; };
-  config(R"({"bos_token":null,"eos_token":{"content":"<e>","lstrip":false},"pad_token":"<p>",)"
-         R"("chat_template":"T","added_tokens_decoder":{"5":{"content":"<x>"},"7":{"content":"<e>"}}})");
+  config(
+      R"({"bos_token":null,"eos_token":{"content":"<e>","lstrip":false},"pad_token":"<p>",)"
+      R"("chat_template":"T","added_tokens_decoder":{"5":{"content":"<x>"},"7":{"content":"<e>"}}})");
   EXPECT_EQ(files().bos_token, "");
   EXPECT_EQ(files().eos_token, "<e>");
   EXPECT_EQ(files().pad_token, "<p>");
   EXPECT_EQ(files().eos_token_id, 7);
   EXPECT_EQ(files().chat_template, "T");
-  config(R"({"chat_template":[{"name":"tool_use","template":"U"},{"name":"default","template":"D"}]})");
+  config(
+      R"({"chat_template":[{"name":"tool_use","template":"U"},{"name":"default","template":"D"}]})");
   EXPECT_EQ(files().chat_template, "D");
   EXPECT_EQ(files().eos_token_id, -1);
   publish_text(path() / "chat_template.jinja", "own file");
@@ -347,9 +380,10 @@ TEST_F(ModelDirectory, TokenizerFiles) {
   write_config(with("eos_token_id", "4"));
   EXPECT_TRUE(contains(refusal(files), "eos_token_id"));
   write_config(base());
-  for (const char* bad : {R"({"eos_token":3})", R"({"eos_token":{}})", R"({"chat_template":3})",
-                          R"({"chat_template":[]})", R"({"eos_token":"a","added_tokens_decoder":[]})",
-                          R"({"eos_token":"a","added_tokens_decoder":{"x":{"content":"a"}}})", "[]", "{"}) {
+  for (const char* bad :
+       {R"({"eos_token":3})", R"({"eos_token":{}})", R"({"chat_template":3})",
+        R"({"chat_template":[]})", R"({"eos_token":"a","added_tokens_decoder":[]})",
+        R"({"eos_token":"a","added_tokens_decoder":{"x":{"content":"a"}}})", "[]", "{"}) {
     config(bad);
     EXPECT_NE(refusal(files), "") << bad;
   }
@@ -371,17 +405,22 @@ TEST_F(ModelDirectory, HubCache) {
   publish_text(main, "def456");
   EXPECT_NE(refusal([&] { load_model("org/name.v1", false, roots); }), "");
   publish_text(main, "../../../..");
-  EXPECT_TRUE(contains(refusal([&] { load_model("org/name.v1", false, roots); }), "name of a snapshot"));
-  EXPECT_TRUE(contains(refusal([&] { load_model("org/other", false, roots); }), (path() / "hub").string()));
+  EXPECT_TRUE(
+      contains(refusal([&] { load_model("org/name.v1", false, roots); }), "name of a snapshot"));
+  EXPECT_TRUE(
+      contains(refusal([&] { load_model("org/other", false, roots); }), (path() / "hub").string()));
   for (const char* id : {"../hub", "org/../name", "a/b/c", "org/", "/x", "", "org/na me"})
     EXPECT_TRUE(contains(refusal([&] { load_model(id, false, roots); }), "no such model")) << id;
-  EXPECT_TRUE(contains(refusal([&] { load_model(std::string(5000, 'a'), false, roots); }), "no such model"));
-  EXPECT_TRUE(contains(refusal([&] { load_model((snapshot / "config.json").string(), false); }), "another file"));
+  EXPECT_TRUE(contains(refusal([&] { load_model(std::string(5000, 'a'), false, roots); }),
+                       "no such model"));
+  EXPECT_TRUE(contains(refusal([&] { load_model((snapshot / "config.json").string(), false); }),
+                       "another file"));
 }
 
 TEST(RandomWeights, DependOnNameAndSeedAlone) {
   const ModelConfig config = parse_model_config(with("tie_word_embeddings", false), "c");
-  const auto store = random_weights(config, 1), twin = random_weights(config, 1), other = random_weights(config, 2);
+  const auto store = random_weights(config, 1), twin = random_weights(config, 1),
+             other = random_weights(config, 2);
   const char* q = "model.layers.0.self_attn.q_proj.weight";
   const char* q1 = "model.layers.1.self_attn.q_proj.weight";
   const Tensor later = [&] {
@@ -410,8 +449,10 @@ TEST(RandomWeights, HaveTheInitialisersDistribution) {
   const auto n = static_cast<double>(embedding.size());
   EXPECT_NEAR(sum / n, 0, 0.02 * 4 / std::sqrt(n));
   EXPECT_NEAR(std::sqrt(squares / n), 0.02, 0.02 * 4 / std::sqrt(2 * n));
-  for (const float value : store->get("model.layers.0.input_layernorm.weight").values<float>()) EXPECT_EQ(value, 1);
-  for (const float value : store->get("model.layers.0.self_attn.q_proj.bias").values<float>()) EXPECT_EQ(value, 0);
+  const Tensor norm = store->get("model.layers.0.input_layernorm.weight");
+  for (const float value : norm.values<float>()) EXPECT_EQ(value, 1);
+  const Tensor bias = store->get("model.layers.0.self_attn.q_proj.bias");
+  for (const float value : bias.values<float>()) EXPECT_EQ(value, 0);
 }
 
 }  // namespace

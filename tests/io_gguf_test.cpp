@@ -1,15 +1,8 @@
-// GGUF: hostile files, blocks made by hand, and the way from GGUF's names and orders to Hugging Face's.
+// GGUF: hostile files, typed metadata, and blocks made by hand.
 #include <gtest/gtest.h>
-
-#include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "gguf_builder.h"
 #include "io/gguf.h"
-#include "io/gguf_model.h"
-#include "io/hf_model.h"
-#include "io/safetensors.h"
-#include "io/split_rules.h"
 #include "io_test_util.h"
 
 namespace npu {
@@ -53,7 +46,8 @@ TEST(Gguf, HeaderVerdicts) {
       {"version 2", changed([](auto& g) { g.version = 2; }), ""},
       {"no tensors and no metadata", GgufBuilder().bytes(), ""},
       {"empty file", "", "ends too early"},
-      {"magic of something else", changed([](auto& g) { g.magic = 0x46554746; }), "not a GGUF file"},
+      {"magic of something else", changed([](auto& g) { g.magic = 0x46554746; }),
+       "not a GGUF file"},
       {"version 1", changed([](auto& g) { g.version = 1; }), "versions 2 and 3"},
       {"version 4", changed([](auto& g) { g.version = 4; }), "versions 2 and 3"},
       {"big endian", changed([](auto& g) { g.version = 0x03000000; }), "big-endian"},
@@ -74,15 +68,23 @@ TEST(Gguf, MetadataVerdicts) {
   const std::string inner = le<uint32_t>(kU8) + le<uint64_t>(1) + "\1";
   const GgufCase cases[] = {
       {"every scalar type", changed([](auto& g) {
-         g.raw("a8", kU8, le<uint8_t>(1)).raw("b8", kI8, le<int8_t>(-1)).raw("a16", kU16, le<uint16_t>(1));
-         g.raw("b16", kI16, le<int16_t>(-1)).raw("a32", kU32, le<uint32_t>(1)).raw("b32", kI32, le<int32_t>(-1));
-         g.raw("a64", kU64, le(~uint64_t{0})).raw("b64", kI64, le<int64_t>(-1)).raw("f", kF32, le(1.0f));
+         g.raw("a8", kU8, le<uint8_t>(1))
+             .raw("b8", kI8, le<int8_t>(-1))
+             .raw("a16", kU16, le<uint16_t>(1));
+         g.raw("b16", kI16, le<int16_t>(-1))
+             .raw("a32", kU32, le<uint32_t>(1))
+             .raw("b32", kI32, le<int32_t>(-1));
+         g.raw("a64", kU64, le(~uint64_t{0}))
+             .raw("b64", kI64, le<int64_t>(-1))
+             .raw("f", kF32, le(1.0f));
          g.raw("d", kF64, le(1.0)).raw("t", kBool, "\1").raw("s", kString, gguf_string("é"));
-       }), ""},
+       }),
+       ""},
       {"type 13", with(13, "\1"), "unknown metadata value type; got 13"},
       {"type 2^32-1", with(~0u, "\1"), "unknown metadata value type"},
       {"truth value 2", with(kBool, "\2"), "must be 0 or 1; got 2"},
-      {"string longer than the file", with(kString, le<uint64_t>(1'000'000) + "abc"), "ends too early"},
+      {"string longer than the file", with(kString, le<uint64_t>(1'000'000) + "abc"),
+       "ends too early"},
       {"string of 2^64-1 bytes", with(kString, le(~uint64_t{0}) + "abc"), "ends too early"},
       {"string of 2^63 bytes", with(kString, le(uint64_t{1} << 63) + "abc"), "ends too early"},
       {"string not UTF-8", with(kString, gguf_string("\xff")), "must be UTF-8"},
@@ -98,12 +100,15 @@ TEST(Gguf, MetadataVerdicts) {
       {"array with truth value 7", array(kBool, 1, "\7"), "must be 0 or 1"},
       {"key twice", changed([](auto& g) { g.u32("k", 1).u32("k", 1); }), "duplicate metadata key"},
       {"empty key", changed([](auto& g) { g.u32("", 1); }), "1 to 65535 bytes"},
-      {"key of 65536 bytes", changed([](auto& g) { g.u32(std::string(65536, 'k'), 1); }), "1 to 65535 bytes"},
+      {"key of 65536 bytes", changed([](auto& g) { g.u32(std::string(65536, 'k'), 1); }),
+       "1 to 65535 bytes"},
       {"key not UTF-8", changed([](auto& g) { g.u32("\xc0\xaf", 1); }), "must be UTF-8"},
       {"alignment 0", changed([](auto& g) { g.u32("general.alignment", 0); }), "power of two"},
       {"alignment 48", changed([](auto& g) { g.u32("general.alignment", 48); }), "power of two"},
-      {"alignment 2^31", changed([](auto& g) { g.u32("general.alignment", 1u << 31); }), "power of two"},
-      {"alignment as text", changed([](auto& g) { g.text("general.alignment", "32"); }), "a whole number"},
+      {"alignment 2^31", changed([](auto& g) { g.u32("general.alignment", 1u << 31); }),
+       "power of two"},
+      {"alignment as text", changed([](auto& g) { g.text("general.alignment", "32"); }),
+       "a whole number"},
   };
   check(cases);
 }
@@ -136,8 +141,10 @@ TEST(Gguf, TensorVerdicts) {
       {"offset near 2^63", with({"b", {4}, 0, data, INT64_MAX & ~31ll}), "outside the file"},
       {"data cut", changed([](auto& g) { g.cut = 17; }), "outside the file"},
       {"longer than the file", with({"b", {1 << 20}, 0, data}), "outside the file"},
-      {"in reverse order",
-       changed([&](auto& g) { g.tensor({"b", {4}, 0, data, 64}).tensor({"c", {4}, 0, data, 32}); }), ""},
+      {"in reverse order", changed([&](auto& g) {
+         g.tensor({"b", {4}, 0, data, 64}).tensor({"c", {4}, 0, data, 32});
+       }),
+       ""},
   };
   check(cases);
 }
@@ -151,8 +158,13 @@ TEST(Gguf, EveryTruncationIsRefused) {
 }
 
 TEST(Gguf, TypedAccess) {
-  const std::string bytes =
-      GgufBuilder().u32("n", 7).f32("eps", 1e-5f).text("t", "x").flag("b", true).i32s("a", {-1, 2}).bytes();
+  const std::string bytes = GgufBuilder()
+                                .u32("n", 7)
+                                .f32("eps", 1e-5f)
+                                .text("t", "x")
+                                .flag("b", true)
+                                .i32s("a", {-1, 2})
+                                .bytes();
   const Gguf gguf = parse_gguf(as_byte_span(bytes), "f");
   EXPECT_EQ(gguf.whole("n"), 7);
   EXPECT_EQ(gguf.whole("absent", 3), 3);
@@ -160,7 +172,8 @@ TEST(Gguf, TypedAccess) {
   EXPECT_EQ(gguf.text("t"), "x");
   EXPECT_TRUE(gguf.flag("b", false));
   EXPECT_EQ(gguf.wholes("a"), (std::vector<int64_t>{-1, 2}));
-  EXPECT_TRUE(contains(refusal([&] { gguf.whole("absent"); }), "f: absent: the metadata key is missing"));
+  EXPECT_TRUE(
+      contains(refusal([&] { gguf.whole("absent"); }), "f: absent: the metadata key is missing"));
   EXPECT_TRUE(contains(refusal([&] { gguf.whole("t"); }), "must be a whole number"));
   EXPECT_TRUE(contains(refusal([&] { gguf.number("n"); }), "must be a finite real number"));
   EXPECT_TRUE(contains(refusal([&] { gguf.text("n"); }), "must be a string"));
@@ -216,11 +229,14 @@ TEST(GgufBlocks, Q4_K) {
   const int scale[8] = {1, 63, 17, 32, 5, 62, 48, 15}, min[8] = {0, 3, 63, 9, 16, 31, 33, 60};
   std::string quants;
   for (int i = 0; i < 128; ++i) quants += static_cast<char>((i % 16) | ((i * 7) % 16) << 4);
-  const auto values = values_of(GgmlType::kQ4_K, half(0.25f) + half(0.5f) + pack_scales(scale, min) + quants);
+  const auto values =
+      values_of(GgmlType::kQ4_K, half(0.25f) + half(0.5f) + pack_scales(scale, min) + quants);
   for (int i = 0; i < 256; ++i) {
     const int group = i / 32, byte = group / 2 * 32 + i % 32;
     const int q = group % 2 == 0 ? byte % 16 : (byte * 7) % 16;
-    EXPECT_EQ(values[i], 0.25f * static_cast<float>(scale[group] * q) - 0.5f * static_cast<float>(min[group])) << i;
+    EXPECT_EQ(values[i],
+              0.25f * static_cast<float>(scale[group] * q) - 0.5f * static_cast<float>(min[group]))
+        << i;
   }
 }
 
@@ -230,7 +246,8 @@ TEST(GgufBlocks, Q6_K) {
   for (int i = 0; i < 256; ++i) {
     q[i] = (i * 37 + 11) % 64;
     const int block_half = i / 128, quarter = i % 128 / 32, at = i % 32;
-    low[block_half * 64 + quarter % 2 * 32 + at] |= static_cast<char>((q[i] & 15) << (quarter / 2 * 4));
+    low[block_half * 64 + quarter % 2 * 32 + at] |=
+        static_cast<char>((q[i] & 15) << (quarter / 2 * 4));
     high[block_half * 32 + at] |= static_cast<char>((q[i] >> 4) << (2 * quarter));
   }
   for (int i = 0; i < 16; ++i) scales += static_cast<char>(i * 16 - 128);
@@ -243,229 +260,6 @@ TEST(GgufBlocks, PlainTypes) {
   EXPECT_EQ(values_of(GgmlType::kF32, le(1.25f))[0], 1.25f);
   EXPECT_EQ(values_of(GgmlType::kF16, half(-0.75f))[0], -0.75f);
   EXPECT_EQ(values_of(GgmlType::kBF16, le(bf16_from_f32(3.0f)))[0], 3.0f);
-}
-
-// ---- the model ----
-
-class GgufModelTest : public testing::Test {
- protected:
-  HfModel load(const GgufBuilder& gguf) {
-    publish_text(path(), gguf.bytes());
-    return load_model(path().string());
-  }
-  std::string refused(const GgufBuilder& gguf) {
-    return refusal([&] { load(gguf); });
-  }
-  fs::path path() const { return dir_.path() / "m.gguf"; }
-  TempDir dir_;
-};
-
-TEST_F(GgufModelTest, NamesMap) {
-  EXPECT_EQ(hf_name_of_gguf("token_embd.weight"), "model.embed_tokens.weight");
-  EXPECT_EQ(hf_name_of_gguf("output_norm.weight"), "model.norm.weight");
-  EXPECT_EQ(hf_name_of_gguf("output.weight"), "lm_head.weight");
-  EXPECT_EQ(hf_name_of_gguf("blk.0.attn_norm.weight"), "model.layers.0.input_layernorm.weight");
-  EXPECT_EQ(hf_name_of_gguf("blk.31.ffn_norm.weight"), "model.layers.31.post_attention_layernorm.weight");
-  EXPECT_EQ(hf_name_of_gguf("blk.2.attn_output.bias"), "model.layers.2.self_attn.o_proj.bias");
-  EXPECT_EQ(hf_name_of_gguf("blk.2.ffn_down.weight"), "model.layers.2.mlp.down_proj.weight");
-  for (const char* unknown : {"", "blk", "blk.", "blk..attn_q.weight", "blk.-1.attn_q.weight", "blk.1.attn_q",
-                              "blk.1.attn_qkv.weight", "blk.99999999999999999999.attn_q.weight",
-                              "blk.1x.attn_q.weight", "token_embd.scale", "x.weight"})
-    EXPECT_EQ(hf_name_of_gguf(unknown), "") << unknown;
-}
-
-TEST_F(GgufModelTest, ConfigAndWeights) {
-  const HfModel model = load(tiny_llama_gguf());
-  EXPECT_EQ(model.config.hidden_size, 8);
-  EXPECT_EQ(model.config.head_dim, 4);
-  EXPECT_EQ(model.config.num_key_value_heads, 1);
-  EXPECT_EQ(model.config.vocab_size, 16);
-  EXPECT_EQ(model.config.rms_norm_eps, 1e-5);
-  EXPECT_TRUE(model.config.tie_word_embeddings);
-  EXPECT_FALSE(model.config.rope_scaling.has_value());
-  EXPECT_EQ(model.weights->names().size(), 20u);
-  const Tensor embedding = model.weights->get("model.embed_tokens.weight");
-  EXPECT_EQ(embedding.shape(), (Shape{16, 8}));
-  EXPECT_EQ(embedding.values<float>()[127], 128.0f);
-  model.weights->release(embedding);
-  EXPECT_TRUE(contains(refusal([&] { model.weights->get("lm_head.weight"); }), "no tensor of this name"));
-}
-
-// GGUF keeps the rows of each head as pairs (0, D/2), (1, D/2+1), …; Hugging Face as halves.
-TEST_F(GgufModelTest, QueryAndKeyRowsReturnToHalves) {
-  const HfModel model = load(tiny_llama_gguf());
-  const auto first_of_rows = [&](const char* name) {
-    const Tensor tensor = model.weights->get(name);
-    const float start = 152;  // 128 + 8 + 8 + 8 values lie before blk.0.attn_q
-    std::vector<int> rows;
-    for (int64_t row = 0; row < tensor.shape()[0]; ++row)
-      rows.push_back(static_cast<int>((tensor.values<float>()[row * 8] - 1 - start) / 8));
-    return rows;
-  };
-  EXPECT_EQ(first_of_rows("model.layers.0.self_attn.q_proj.weight"),
-            (std::vector<int>{0, 2, 1, 3, 4, 6, 5, 7}));
-  EXPECT_EQ(first_of_rows("model.layers.0.self_attn.k_proj.weight"), (std::vector<int>{8, 10, 9, 11}));
-  EXPECT_EQ(first_of_rows("model.layers.0.self_attn.v_proj.weight"), (std::vector<int>{12, 13, 14, 15}));
-}
-
-TEST_F(GgufModelTest, QuantisedTensorsArriveAsF32) {
-  GgufBuilder gguf;
-  std::string blocks;
-  for (int i = 0; i < 2; ++i) blocks += half(1.0f) + std::string(32, static_cast<char>(i + 1));
-  gguf.tensor({"output_norm.weight", {64}, 8, blocks});
-  publish_text(path(), gguf.bytes());
-  const ListedWeights weights = gguf_weights(open_gguf(path()), ModelConfig{});
-  const Tensor tensor = weights.store->get("model.norm.weight");
-  EXPECT_EQ(tensor.dtype(), DType::kF32);
-  EXPECT_EQ(tensor.values<float>()[31], 1.0f);
-  EXPECT_EQ(tensor.values<float>()[32], 2.0f);
-  weights.store->release(tensor);  // lies outside the file: nothing to do
-}
-
-TEST_F(GgufModelTest, Refusals) {
-  const auto with = [](auto change) {
-    GgufBuilder gguf = tiny_llama_gguf();
-    change(gguf);
-    return gguf;
-  };
-  const auto without = [](size_t index) {
-    GgufBuilder gguf = tiny_llama_gguf();
-    gguf.drop_metadata(index);
-    return gguf;
-  };
-  const struct {
-    const char* label;
-    GgufBuilder gguf;
-    const char* refusal;
-  } cases[] = {
-      {"another architecture", with([](auto& g) { g.drop_metadata(0); g.text("general.architecture", "qwen2"); }),
-       "general.architecture: this architecture is not implemented; got \"qwen2\""},
-      {"no architecture", without(0), "general.architecture: the metadata key is missing"},
-      {"no hidden size", without(1), "llama.embedding_length: the metadata key is missing"},
-      {"no inner size", without(2), "llama.feed_forward_length"},
-      {"no eps", without(9), "layer_norm_rms_epsilon"},
-      {"no tokenizer model", without(10), "tokenizer.ggml.model"},
-      {"sentencepiece", with([](auto& g) { g.drop_metadata(10); g.text("tokenizer.ggml.model", "llama"); }),
-       "this tokenizer is not implemented; got \"llama\""},
-      {"unknown pre-tokenizer", tiny_llama_gguf("tekken"), "tokenizer.ggml.pre: this pre-tokenizer"},
-      {"no token types", without(13), "tokenizer.ggml.token_type"},
-      {"types for fewer tokens", with([](auto& g) { g.drop_metadata(13); g.i32s("tokenizer.ggml.token_type", {1}); }),
-       "one entry for each token; got 1 for 16"},
-      {"merge of three", with([](auto& g) { g.drop_metadata(14); g.texts("tokenizer.ggml.merges", {"a b c"}); }),
-       "two tokens with one space"},
-      {"merge of one", with([](auto& g) { g.drop_metadata(14); g.texts("tokenizer.ggml.merges", {"ab"}); }),
-       "two tokens with one space"},
-      {"eos beyond the vocabulary", with([](auto& g) { g.drop_metadata(16); g.u32("tokenizer.ggml.eos_token_id", 16); }),
-       "eos_token_id: must be below"},
-      {"experts", with([](auto& g) { g.u32("llama.expert_count", 8); }), "mixtures of experts"},
-      {"yarn", with([](auto& g) { g.text("llama.rope.scaling.type", "yarn"); }), "rope type is not implemented"},
-      {"partial rotation", with([](auto& g) { g.drop_metadata(7); g.u32("llama.rope.dimension_count", 2); }),
-       "llama.rope.dimension_count: must equal the head dimension 4; got 2"},
-      {"no heads", with([](auto& g) { g.drop_metadata(4); g.u32("llama.attention.head_count", 0); }),
-       "must be positive"},
-      {"added EOS", with([](auto& g) { g.flag("tokenizer.ggml.add_eos_token", true); }), "is not implemented"},
-      {"more layers than tensors", with([](auto& g) { g.drop_metadata(3); g.u32("llama.block_count", 3); }),
-       "model.layers.2.input_layernorm.weight: the weight is missing"},
-      {"fewer layers than tensors", with([](auto& g) { g.drop_metadata(3); g.u32("llama.block_count", 1); }),
-       "no part of the configured model"},
-      {"unknown tensor", with([](auto& g) { g.tensor("blk.0.attn_qkv.weight", {4}, {1, 2, 3, 4}); }),
-       "tensor \"blk.0.attn_qkv.weight\": this name is not known"},
-      {"one layer spelt twice", with([](auto& g) { g.tensor("blk.00.attn_norm.weight", {1}, {1}); }),
-       "two tensors have the same meaning"},
-      {"foreign rope factors", with([](auto& g) { g.tensor("rope_freqs.weight", {2}, {2, 3}); }),
-       "not those of Llama 3's scaling"},
-      {"rope factors of another size", with([](auto& g) { g.tensor("rope_freqs.weight", {3}, {1, 1, 1}); }),
-       "must have head_dim/2 elements"},
-      {"NaN rope factors", with([](auto& g) { g.tensor("rope_freqs.weight", {2}, {NAN, NAN}); }),
-       "not those of Llama 3's scaling"},
-  };
-  for (const auto& c : cases) {
-    const std::string text = refused(c.gguf);
-    EXPECT_TRUE(contains(text, c.refusal)) << c.label << ": " << text;
-  }
-}
-
-TEST_F(GgufModelTest, RopeFactorsGiveTheScaling) {
-  GgufBuilder gguf = tiny_llama_gguf();
-  gguf.tensor("rope_freqs.weight", {2}, {1.0f, 32.0f / 32.0f});
-  EXPECT_EQ(load(gguf).config.rope_scaling->factor, 1);
-
-  // head_dim 4, theta 10000: wavelengths 2π and 200π; with theta 5e8 the second is beyond 8192.
-  GgufBuilder slow = tiny_llama_gguf();
-  slow.drop_metadata(8);
-  slow.f32("llama.rope.freq_base", 5e8f).tensor("rope_freqs.weight", {2}, {1.0f, 8.0f});
-  const ModelConfig config = load(slow).config;
-  ASSERT_TRUE(config.rope_scaling.has_value());
-  EXPECT_EQ(config.rope_scaling->factor, 8);
-  EXPECT_EQ(config.rope_scaling->low_freq_factor, 1);
-  EXPECT_EQ(config.rope_scaling->high_freq_factor, 4);
-  EXPECT_EQ(config.rope_scaling->original_max_position_embeddings, 8192);
-}
-
-TEST_F(GgufModelTest, TokenizerFiles) {
-  const TokenizerFiles files = load(tiny_llama_gguf()).tokenizer;
-  EXPECT_EQ(files.bos_token, "<|end|>");
-  EXPECT_EQ(files.eos_token_id, 0);
-  EXPECT_EQ(files.pad_token, "");
-  EXPECT_EQ(files.chat_template, "{{ messages }}");
-  const Json json = parse_json(files.tokenizer_json, "t").take();
-  EXPECT_EQ(json["model"]["merges"].dump(), R"([["a","b"]])");
-  EXPECT_EQ(json["model"]["vocab"].size(), 15u);  // without the unused filler
-  EXPECT_EQ(json["model"]["vocab"]["ab"], 3);
-  ASSERT_EQ(json["added_tokens"].size(), 2u);
-  EXPECT_EQ(json["added_tokens"][0]["content"], "<|end|>");
-  EXPECT_EQ(json["added_tokens"][0]["special"], true);
-  EXPECT_EQ(json["added_tokens"][1]["content"], "<tool>");
-  EXPECT_EQ(json["added_tokens"][1]["special"], false);
-  EXPECT_EQ(json["pre_tokenizer"]["pretokenizers"][0].dump(), R"({"type":"Digits","individual_digits":true})");
-  EXPECT_TRUE(json["post_processor"].is_null());
-}
-
-TEST_F(GgufModelTest, PreTokenizers) {
-  const auto json_of = [&](const char* pre) {
-    return parse_json(load(tiny_llama_gguf(pre)).tokenizer.tokenizer_json, "t").take();
-  };
-  const Json llama = json_of("llama-bpe");
-  const Json& split = llama["pre_tokenizer"]["pretokenizers"][0];
-  EXPECT_EQ(rule_of_pattern(split["pattern"]["Regex"].get<std::string>()), SplitRule::kLlama3);
-  EXPECT_EQ(llama["model"]["ignore_merges"], true);
-  EXPECT_EQ(llama["post_processor"]["single"].dump(),
-            R"([{"SpecialToken":{"id":"<|end|>","type_id":0}},{"Sequence":{"id":"A","type_id":0}}])");
-  EXPECT_EQ(llama["post_processor"]["special_tokens"]["<|end|>"]["ids"].dump(), "[0]");
-  const Json qwen = json_of("qwen2");
-  EXPECT_EQ(qwen["normalizer"].dump(), R"({"type":"NFC"})");
-  EXPECT_EQ(rule_of_pattern(
-                qwen["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"].get<std::string>()),
-            SplitRule::kQwen2);
-  EXPECT_TRUE(qwen["post_processor"].is_null());
-  EXPECT_EQ(json_of("gpt-2")["pre_tokenizer"]["type"], "ByteLevel");
-}
-
-TEST_F(GgufModelTest, ConvertedDirectoryIsTheSameModel) {
-  publish_text(path(), tiny_llama_gguf().bytes());
-  const fs::path out = dir_.path() / "hf";
-  convert_gguf(path(), out, DType::kF32);
-  const HfModel from_gguf = load_model(path().string()), from_hf = load_model(out.string());
-  ASSERT_EQ(from_hf.weights->names(), from_gguf.weights->names());
-  for (const std::string& name : from_hf.weights->names()) {
-    const Tensor a = from_hf.weights->get(name), b = from_gguf.weights->get(name);
-    ASSERT_EQ(a.shape(), b.shape()) << name;
-    EXPECT_EQ(std::memcmp(a.data(), b.data(), a.bytes()), 0) << name;
-  }
-  EXPECT_EQ(parse_json(from_hf.tokenizer.tokenizer_json, "t").take(),
-            parse_json(from_gguf.tokenizer.tokenizer_json, "t").take());
-  EXPECT_EQ(from_hf.tokenizer.eos_token, "<|end|>");
-  EXPECT_EQ(from_hf.tokenizer.eos_token_id, 0);
-  EXPECT_EQ(from_hf.tokenizer.chat_template, "{{ messages }}");
-  EXPECT_EQ(from_hf.config.rope_theta, from_gguf.config.rope_theta);
-
-  convert_gguf(path(), out, DType::kBF16);  // over its own output
-  EXPECT_EQ(load_model(out.string()).weights->get("model.norm.weight").dtype(), DType::kBF16);
-  publish_text(out / "notes.txt", "mine");
-  EXPECT_TRUE(contains(refusal([&] { convert_gguf(path(), out, DType::kF32); }),
-                       "holds files of something else; got \"notes.txt\""));
-  EXPECT_TRUE(contains(refusal([&] { convert_gguf(path(), dir_.path() / "x", DType::kI32); }), "--dtype"));
-  EXPECT_FALSE(fs::exists(dir_.path() / "x"));
 }
 
 }  // namespace

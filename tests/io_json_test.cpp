@@ -60,14 +60,16 @@ TEST(Json, Verdicts) {
 }
 
 TEST(Json, ErrorsNameTheLine) {
-  EXPECT_TRUE(contains(refusal_of(parse_json("{\n\"a\": 1,\n\"b\": x\n}", "f.json")), "f.json:3: "));
+  EXPECT_TRUE(
+      contains(refusal_of(parse_json("{\n\"a\": 1,\n\"b\": x\n}", "f.json")), "f.json:3: "));
   EXPECT_TRUE(contains(refusal_of(parse_json("{\"a\":1,\n\n\"a\":2}", "f.json")), "f.json:3: "));
   EXPECT_TRUE(contains(refusal_of(parse_json("[1,\n\"\xff\"]", "f.json")), "f.json:2: "));
 }
 
 TEST(Json, SizeLimit) {
   EXPECT_TRUE(parse_json("[1,2]", "f", {.max_bytes = 5}).ok());
-  EXPECT_TRUE(contains(refusal_of(parse_json("[1,2]", "f", {.max_bytes = 4})), "larger than 4 bytes"));
+  EXPECT_TRUE(
+      contains(refusal_of(parse_json("[1,2]", "f", {.max_bytes = 4})), "larger than 4 bytes"));
 }
 
 TEST(Json, KeepsOrderAndValues) {

@@ -1,5 +1,5 @@
-// PEFT adapters: what is written reads back, other files stay, and each fault that peft or vLLM would take
-// in silence is refused by name.
+// PEFT adapters: what is written reads back, other files stay, and each fault that peft or vLLM
+// would take in silence is refused by name.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -138,8 +138,11 @@ TEST_F(Peft, NonFiniteValuesAreNotWritten) {
     Adapter adapter = sample();
     Tensor& tensor = adapter.tensors.at("model.layers.1.mlp.down_proj.lora_B");
     tensor.mutable_values<float>()[3] = bad;
-    const std::string text = refusal([&] { write_peft_adapter(dir_.path() / "bad", adapter, tiny()); });
-    EXPECT_TRUE(contains(text, "layers.1.mlp.down_proj.lora_B.weight: adapter values must be finite")) << text;
+    const std::string text =
+        refusal([&] { write_peft_adapter(dir_.path() / "bad", adapter, tiny()); });
+    EXPECT_TRUE(
+        contains(text, "layers.1.mlp.down_proj.lora_B.weight: adapter values must be finite"))
+        << text;
     EXPECT_FALSE(fs::exists(dir_.path() / "bad"));
   }
 }
@@ -165,7 +168,10 @@ TEST_F(Peft, ConfigVerdicts) {
     config.erase(key);
     return config;
   };
-  const Json minimal = {{"peft_type", "LORA"}, {"r", 2}, {"lora_alpha", 4}, {"target_modules", {"q_proj", "down_proj"}}};
+  const Json minimal = {{"peft_type", "LORA"},
+                        {"r", 2},
+                        {"lora_alpha", 4},
+                        {"target_modules", {"q_proj", "down_proj"}}};
   const struct {
     const char* label;
     Json config;
@@ -173,9 +179,12 @@ TEST_F(Peft, ConfigVerdicts) {
   } cases[] = {
       {"minimal", minimal, ""},
       {"full module names", with("target_modules", {"self_attn.q_proj", "mlp.down_proj"}), ""},
-      {"full paths", with("target_modules", {"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj",
-                                             "model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"}), ""},
-      {"path of another model", with("target_modules", {"transformer.h.0.self_attn.q_proj"}), "can't carry an adapter"},
+      {"full paths",
+       with("target_modules", {"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj",
+                               "model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj"}),
+       ""},
+      {"path of another model", with("target_modules", {"transformer.h.0.self_attn.q_proj"}),
+       "can't carry an adapter"},
       {"features that are off", with("eva_config", nullptr), ""},
       {"unknown but off", with("new_feature", false), ""},
       {"dropout", with("lora_dropout", 0.1), ""},
@@ -183,19 +192,22 @@ TEST_F(Peft, ConfigVerdicts) {
       {"alpha with a fraction", with("lora_alpha", 4.5), ""},
       {"task null", with("task_type", nullptr), ""},
       {"no peft_type", without("peft_type"), "peft_type: the key is missing"},
-      {"another method", with("peft_type", "IA3"), "this kind of adapter is not implemented; got \"IA3\""},
+      {"another method", with("peft_type", "IA3"),
+       "this kind of adapter is not implemented; got \"IA3\""},
       {"no r", without("r"), "adapter_config.json: r: the key is missing"},
       {"r 0", with("r", 0), "r: must be a whole number"},
       {"r text", with("r", "2"), "r: must be a whole number"},
       {"no lora_alpha", without("lora_alpha"), "lora_alpha: the key is missing"},
       {"lora_alpha 0", with("lora_alpha", 0), "lora_alpha: must be greater than 0"},
       {"lora_alpha null", with("lora_alpha", nullptr), "lora_alpha: the key is missing"},
-      {"DoRA", with("use_dora", true), "use_dora: this feature of PEFT is not implemented; got true"},
+      {"DoRA", with("use_dora", true),
+       "use_dora: this feature of PEFT is not implemented; got true"},
       {"bias", with("bias", "lora_only"), "bias: trained biases are not implemented"},
       {"modules_to_save", with("modules_to_save", {"lm_head"}), "modules_to_save: this feature"},
       {"rank_pattern", with("rank_pattern", {{"q_proj", 4}}), "rank_pattern: this feature"},
       {"alpha_pattern", with("alpha_pattern", {{"q_proj", 4}}), "alpha_pattern: this feature"},
-      {"layers_to_transform", with("layers_to_transform", {0}), "layers_to_transform: this feature"},
+      {"layers_to_transform", with("layers_to_transform", {0}),
+       "layers_to_transform: this feature"},
       {"fan_in_fan_out", with("fan_in_fan_out", true), "fan_in_fan_out: this feature"},
       {"lora_bias", with("lora_bias", true), "lora_bias: this feature"},
       {"target_parameters", with("target_parameters", {"x"}), "target_parameters: this feature"},
@@ -205,12 +217,14 @@ TEST_F(Peft, ConfigVerdicts) {
       {"no targets", without("target_modules"), "target_modules: the key is missing"},
       {"empty targets", with("target_modules", Json::array()), "must name a module"},
       {"regex", with("target_modules", ".*_proj"), "regular expressions are not implemented"},
-      {"embedding", with("target_modules", {"q_proj", "embed_tokens"}), "can't carry an adapter here; got \"embed_tokens\""},
+      {"embedding", with("target_modules", {"q_proj", "embed_tokens"}),
+       "can't carry an adapter here; got \"embed_tokens\""},
       {"misspelt", with("target_modules", {"q_prj", "down_proj"}), "nearest: q_proj"},
       {"target number", with("target_modules", {1}), "must be a list of module names"},
       {"more targets than tensors", with("target_modules", {"q_proj", "down_proj", "up_proj"}),
        "layers.0.mlp.up_proj.lora_A.weight: the tensor is missing; got 8 of 12"},
-      {"all-linear without the tensors", with("target_modules", "all-linear"), "the tensor is missing"},
+      {"all-linear without the tensors", with("target_modules", "all-linear"),
+       "the tensor is missing"},
       {"fewer targets than tensors", with("target_modules", {"q_proj"}), "implies no such tensor"},
       {"another rank", with("r", 4), "the shape must be [4,12]; got [2,12]"},
       {"rslora text", with("use_rslora", "yes"), "must be true or false"},
@@ -239,32 +253,62 @@ TEST_F(Peft, TensorVerdicts) {
   } cases[] = {
       {"bf16", [&](auto& t) { t.at(q0) = t.at(q0).to(DType::kBF16); }, ""},
       {"f16", [&](auto& t) { t.at(q0) = t.at(q0).to(DType::kF16); }, ""},
-      {"integers", [&](auto& t) { t.at(q0) = Tensor(DType::kI32, {2, 8}); }, "must be F32, BF16 or F16; got I32"},
-      {"one missing", [&](auto& t) { t.erase(q0); }, "q_proj.lora_A.weight: the tensor is missing; got 7 of 8"},
-      {"wrong prefix", rename("base_model.model.transformer.layers.0.self_attn.q_proj.lora_A.weight"),
+      {"integers",
+       [&](auto& t) {
+         t.at(q0) = Tensor(DType::kI32, {2, 8});
+       },
+       "must be F32, BF16 or F16; got I32"},
+      {"one missing", [&](auto& t) { t.erase(q0); },
+       "q_proj.lora_A.weight: the tensor is missing; got 7 of 8"},
+      {"wrong prefix",
+       rename("base_model.model.transformer.layers.0.self_attn.q_proj.lora_A.weight"),
        "nearest: base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"},
-      {"no prefix", rename("model.layers.0.self_attn.q_proj.lora_A.weight"), "implies no such tensor"},
-      {"adapter name in the key", rename("base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"),
+      {"no prefix", rename("model.layers.0.self_attn.q_proj.lora_A.weight"),
+       "implies no such tensor"},
+      {"adapter name in the key",
+       rename("base_model.model.model.layers.0.self_attn.q_proj.lora_A.default.weight"),
        "nearest: base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"},
       {"no such layer", rename("base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight"),
        "there is no such layer; got layer 2 of 2"},
-      {"layer written otherwise", rename("base_model.model.model.layers.00.self_attn.q_proj.lora_A.weight"),
+      {"layer written otherwise",
+       rename("base_model.model.model.layers.00.self_attn.q_proj.lora_A.weight"),
        "implies no such tensor"},
       {"no such module", rename("base_model.model.model.layers.0.self_attn.qq_proj.lora_A.weight"),
        "nearest: base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"},
-      {"magnitude vector", [](auto& t) {
-         t["base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"] = Tensor(DType::kF32, {8});
-       }, "implies no such tensor"},
-      {"trained head", [](auto& t) { t["base_model.model.lm_head.weight"] = Tensor(DType::kF32, {16, 8}); },
+      {"magnitude vector",
+       [](auto& t) {
+         t["base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"] =
+             Tensor(DType::kF32, {8});
+       },
        "implies no such tensor"},
-      {"transposed", [&](auto& t) { t.at(q0) = Tensor(DType::kF32, {8, 2}); }, "the shape must be [2,8]; got [8,2]"},
-      {"half the width", [&](auto& t) { t.at(q0) = Tensor(DType::kF32, {2, 4}); }, "the shape must be [2,8]; got [2,4]"},
-      {"another rank", [&](auto& t) { t.at(q0) = Tensor(DType::kF32, {3, 8}); }, "the shape must be [2,8]; got [3,8]"},
-      {"NaN", [&](auto& t) { t.at(q0).template mutable_values<float>()[5] = NAN; }, "must be finite"},
-      {"infinity after rounding to f16", [&](auto& t) {
+      {"trained head",
+       [](auto& t) {
+         t["base_model.model.lm_head.weight"] = Tensor(DType::kF32, {16, 8});
+       },
+       "implies no such tensor"},
+      {"transposed",
+       [&](auto& t) {
+         t.at(q0) = Tensor(DType::kF32, {8, 2});
+       },
+       "the shape must be [2,8]; got [8,2]"},
+      {"half the width",
+       [&](auto& t) {
+         t.at(q0) = Tensor(DType::kF32, {2, 4});
+       },
+       "the shape must be [2,8]; got [2,4]"},
+      {"another rank",
+       [&](auto& t) {
+         t.at(q0) = Tensor(DType::kF32, {3, 8});
+       },
+       "the shape must be [2,8]; got [3,8]"},
+      {"NaN", [&](auto& t) { t.at(q0).template mutable_values<float>()[5] = NAN; },
+       "must be finite"},
+      {"infinity after rounding to f16",
+       [&](auto& t) {
          t.at(q0).template mutable_values<float>()[5] = 1e6f;
          t.at(q0) = t.at(q0).to(DType::kF16);
-       }, "must be finite; got inf at element 5"},
+       },
+       "must be finite; got inf at element 5"},
   };
   const auto original = all_tensors(SafetensorsFile::open(weights_path()));
   for (const auto& c : cases) {
@@ -292,7 +336,8 @@ TEST_F(Peft, AllLinearMeansTheSeven) {
   adapter.lora = {1, 1, false, parse_targets("all")};
   for (const char* layer : {"0", "1"})
     for (const Linear& linear : linears()) {
-      const std::string module = std::string("model.layers.") + layer + "." + std::string(linear.module);
+      const std::string module =
+          std::string("model.layers.") + layer + "." + std::string(linear.module);
       adapter.tensors[module + ".lora_A"] = numbered({1, linear.in(tiny())}, 0);
       adapter.tensors[module + ".lora_B"] = numbered({linear.out(tiny()), 1}, 0);
     }

@@ -18,7 +18,8 @@ std::string digest(const Tensor& tensor) {
 }
 
 Json describe(const Tensor& tensor) {
-  return {{"dtype", dtype_name(tensor.dtype())}, {"shape", tensor.shape()}, {"sha256", digest(tensor)}};
+  return {
+      {"dtype", dtype_name(tensor.dtype())}, {"shape", tensor.shape()}, {"sha256", digest(tensor)}};
 }
 
 Json read_safetensors(const std::string& path) {
@@ -61,7 +62,8 @@ Json read_adapter(const std::string& directory, const std::string& model) {
 }
 
 // An adapter for all linears with values in [-0.05, 0.05) that depend on the name alone.
-Json write_adapter(const std::string& directory, const std::string& model, int64_t rank, bool rslora) {
+Json write_adapter(const std::string& directory, const std::string& model, int64_t rank,
+                   bool rslora) {
   const ModelConfig config = load_model(model, false).config;
   Adapter adapter;
   adapter.lora = {rank, 2.0 * static_cast<double>(rank), rslora, parse_targets("all")};
@@ -71,7 +73,8 @@ Json write_adapter(const std::string& directory, const std::string& model, int64
       for (const bool is_a : {true, false}) {
         const std::string name = "model.layers." + std::to_string(layer) + "." +
                                  std::string(linear.module) + (is_a ? ".lora_A" : ".lora_B");
-        Tensor tensor(DType::kF32, is_a ? Shape{rank, linear.in(config)} : Shape{linear.out(config), rank});
+        Tensor tensor(DType::kF32,
+                      is_a ? Shape{rank, linear.in(config)} : Shape{linear.out(config), rank});
         const RandomStream stream(1, name);
         size_t i = 0;
         for (float& value : tensor.mutable_values<float>())
@@ -89,7 +92,8 @@ Json write_samples(const std::string& path) {
                             DType::kU8, DType::kPred}) {
     Tensor tensor(dtype, {3, 5});
     for (int64_t i = 0; i < tensor.size(); ++i)
-      set_element(tensor, i, dtype == DType::kPred ? static_cast<double>(i % 2) : static_cast<double>(i));
+      set_element(tensor, i,
+                  dtype == DType::kPred ? static_cast<double>(i % 2) : static_cast<double>(i));
     tensors.emplace(dtype_name(dtype), tensor);
   }
   tensors.emplace("scalar", Tensor::scalar_f32(2.5f));

@@ -1,5 +1,5 @@
-// The safetensors verdict table: each hostile or odd file is taken or refused as the official reader does
-// (0.8.0; the differences are marked "stricter"), and what is written reads back.
+// The safetensors verdict table: each hostile or odd file is taken or refused as the official
+// reader does (0.8.0; the differences are marked "stricter"), and what is written reads back.
 #include <gtest/gtest.h>
 
 #include <ctime>
@@ -79,15 +79,20 @@ TEST(Safetensors, OffsetVerdicts) {
       {"hole at the start", file_of(one("F32", "[2]", "[4,12]"), 12), "must continue at 0"},
       {"begin after end", file_of(one("F32", "[2]", "[8,0]"), 8), "must continue at 0"},
       {"empty tensor inside another",
-       file_of("{" + entry("a", "F32", "[2]", "[0,8]") + "," + entry("b", "F32", "[0]", "[4,4]") + "}", 8),
+       file_of(
+           "{" + entry("a", "F32", "[2]", "[0,8]") + "," + entry("b", "F32", "[0]", "[4,4]") + "}",
+           8),
        "must continue at 8"},
       {"empty tensor before another",
-       file_of("{" + entry("b", "F32", "[0]", "[0,0]") + "," + entry("a", "F32", "[2]", "[0,8]") + "}", 8),
+       file_of(
+           "{" + entry("b", "F32", "[0]", "[0,0]") + "," + entry("a", "F32", "[2]", "[0,8]") + "}",
+           8),
        ""},
       {"not in offset order", file_of(pair("[8,16]", "[0,8]"), 16), ""},
       {"range too long", file_of(one("F32", "[2]", "[0,12]"), 12), "must span the 8 bytes"},
       {"range too short", file_of(one("F32", "[2]", "[0,4]"), 4), "must span the 8 bytes"},
-      {"end 2^64-1", file_of(one("F32", "[2]", "[0,18446744073709551615]"), 8), "must span the 8 bytes"},
+      {"end 2^64-1", file_of(one("F32", "[2]", "[0,18446744073709551615]"), 8),
+       "must span the 8 bytes"},
       {"one offset", file_of(one("F32", "[2]", "[0]"), 8), "[begin, end]"},
       {"three offsets", file_of(one("F32", "[2]", "[0,8,8]"), 8), "[begin, end]"},
   };
@@ -129,7 +134,8 @@ TEST(Safetensors, HeaderVerdicts) {
   const std::string body = R"("dtype":"F32","shape":[2],"data_offsets":[0,8])";
   const std::string plain = "{\"a\":{" + body + "}}";
   const auto nested = [&](int levels) {
-    return "{\"a\":{" + body + ",\"x\":" + std::string(levels, '[') + std::string(levels, ']') + "}}";
+    return "{\"a\":{" + body + ",\"x\":" + std::string(levels, '[') + std::string(levels, ']') +
+           "}}";
   };
   const FileCase cases[] = {
       {"no tensor", file_of("{}", 0), ""},
@@ -140,11 +146,13 @@ TEST(Safetensors, HeaderVerdicts) {
       {"metadata value null", file_of(R"({"__metadata__":{"k":null}})", 0), "must be a string"},
       {"metadata value object", file_of(R"({"__metadata__":{"k":{}}})", 0), "must be a string"},
       {"metadata list", file_of(R"({"__metadata__":[]})", 0), "must be an object"},
-      {"metadata twice", file_of(R"({"__metadata__":{},"__metadata__":{}})", 0), "duplicate __metadata__"},
-      {"same name twice: stricter",
-       file_of("{\"a\":{" + body + "},\"a\":{" + body + "}}", 8), "same name"},
+      {"metadata twice", file_of(R"({"__metadata__":{},"__metadata__":{}})", 0),
+       "duplicate __metadata__"},
+      {"same name twice: stricter", file_of("{\"a\":{" + body + "},\"a\":{" + body + "}}", 8),
+       "same name"},
       {"same name, other content: stricter",
-       file_of("{\"a\":{" + body + "}," + entry("a", "F32", "[2]", "[8,16]") + "}", 16), "same name"},
+       file_of("{\"a\":{" + body + "}," + entry("a", "F32", "[2]", "[8,16]") + "}", 16),
+       "same name"},
       {"field twice", file_of("{\"a\":{\"dtype\":\"F32\"," + body + "}}", 8), "duplicate field"},
       {"unknown field", file_of("{\"a\":{" + body + ",\"x\":{\"y\":[1,{}]},\"z\":-1.5}}", 8), ""},
       {"unknown fields nested 100", file_of(nested(100), 8), ""},
@@ -152,9 +160,12 @@ TEST(Safetensors, HeaderVerdicts) {
       {"entry as array: stricter", file_of(R"({"a":["F32",[2],[0,8]]})", 8), "must be an object"},
       {"entry null", file_of(R"({"a":null})", 0), "must be an object"},
       {"entry number", file_of(R"({"a":1})", 0), "must be an object"},
-      {"missing dtype", file_of(R"({"a":{"shape":[2],"data_offsets":[0,8]}})", 8), "missing field dtype"},
-      {"missing shape", file_of(R"({"a":{"dtype":"F32","data_offsets":[0,8]}})", 8), "missing field shape"},
-      {"missing offsets", file_of(R"({"a":{"dtype":"F32","shape":[2]}})", 8), "missing field data_offsets"},
+      {"missing dtype", file_of(R"({"a":{"shape":[2],"data_offsets":[0,8]}})", 8),
+       "missing field dtype"},
+      {"missing shape", file_of(R"({"a":{"dtype":"F32","data_offsets":[0,8]}})", 8),
+       "missing field shape"},
+      {"missing offsets", file_of(R"({"a":{"dtype":"F32","shape":[2]}})", 8),
+       "missing field data_offsets"},
       {"unknown dtype", file_of(one("F31", "[2]", "[0,8]"), 8), "unknown dtype"},
       {"lower case dtype", file_of(one("f32", "[2]", "[0,8]"), 8), "unknown dtype"},
       {"dtype number", file_of(R"({"a":{"dtype":1,"shape":[2],"data_offsets":[0,8]}})", 8),
@@ -183,18 +194,21 @@ TEST(Safetensors, HeaderVerdicts) {
 }
 
 TEST(Safetensors, EveryTruncationIsRefused) {
-  const std::string whole = safetensors_bytes({{"a", Tensor::from_f32({2}, std::vector<float>{1, 2})},
-                                               {"b", Tensor(DType::kI64, {3})}});
+  const std::string whole = safetensors_bytes(
+      {{"a", Tensor::from_f32({2}, std::vector<float>{1, 2})}, {"b", Tensor(DType::kI64, {3})}});
   ASSERT_EQ(verdict(whole), "");
-  for (size_t size = 0; size < whole.size(); ++size) EXPECT_NE(verdict(whole.substr(0, size)), "") << size;
+  for (size_t size = 0; size < whole.size(); ++size)
+    EXPECT_NE(verdict(whole.substr(0, size)), "") << size;
 }
 
-// The official reader takes half a minute for this in Python; a hostile header must not cost that here.
+// The official reader takes half a minute for this in Python; a hostile header must not cost that
+// here.
 TEST(Safetensors, MillionEmptyTensorsInBoundedTime) {
   std::string header = "{";
   for (int i = 0; i < 1'000'000; ++i)
     header += (i ? "," : "") + entry("t" + std::to_string(i), "F32", "[0]", "[0,0]");
-  const std::clock_t start = std::clock();  // processor time: other work on the machine is no failure
+  const std::clock_t start =
+      std::clock();  // processor time: other work on the machine is no failure
   const auto parsed = parse_safetensors(as_byte_span(file_of(header + "}", 0)), "f").take();
   const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   EXPECT_EQ(parsed.entries.size(), 1'000'000u);
@@ -206,7 +220,8 @@ TEST(Safetensors, UnalignedTensorIsCopied) {
   const std::string header =
       "{" + entry("u", "U8", "[1]", "[0,1]") + "," + entry("f", "F32", "[2]", "[1,9]") + "}";
   const float values[] = {1.5f, -2.0f};
-  const std::string bytes = le<uint64_t>(header.size()) + header + "\x07" + le(values[0]) + le(values[1]);
+  const std::string bytes =
+      le<uint64_t>(header.size()) + header + "\x07" + le(values[0]) + le(values[1]);
   publish_text(dir.path() / "f.safetensors", bytes);
   const SafetensorsFile file = SafetensorsFile::open(dir.path() / "f.safetensors");
   const Tensor tensor = file.get("f");
@@ -242,7 +257,8 @@ TEST(Safetensors, WritesWhatItReads) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32,
                             DType::kU8, DType::kPred}) {
     Tensor tensor(dtype, {2, 3});
-    for (int64_t i = 0; i < 6; ++i) set_element(tensor, i, dtype == DType::kPred ? double(i % 2) : double(i));
+    for (int64_t i = 0; i < 6; ++i)
+      set_element(tensor, i, dtype == DType::kPred ? double(i % 2) : double(i));
     tensors.emplace(dtype_name(dtype), tensor);
   }
   tensors.emplace("scalar", Tensor::scalar_f32(2.5f));
@@ -256,7 +272,8 @@ TEST(Safetensors, WritesWhatItReads) {
     const Tensor read = file.get(name);
     EXPECT_EQ(read.dtype(), tensor.dtype()) << name;
     EXPECT_EQ(read.shape(), tensor.shape()) << name;
-    const bool same = tensor.bytes() == 0 || std::memcmp(read.data(), tensor.data(), tensor.bytes()) == 0;
+    const bool same =
+        tensor.bytes() == 0 || std::memcmp(read.data(), tensor.data(), tensor.bytes()) == 0;
     EXPECT_TRUE(same) << name;
   }
   EXPECT_EQ(file.names().front(), "i64");  // widest first
@@ -267,8 +284,10 @@ TEST(Safetensors, WritesWhatItReads) {
 
 TEST(Safetensors, ShardsWithIndex) {
   const TempDir dir;
-  const std::vector<TensorSpec> specs = {
-      {"x", DType::kF32, {4}}, {"big", DType::kF32, {100}}, {"y", DType::kF32, {4}}, {"z", DType::kF32, {4}}};
+  const std::vector<TensorSpec> specs = {{"x", DType::kF32, {4}},
+                                         {"big", DType::kF32, {100}},
+                                         {"y", DType::kF32, {4}},
+                                         {"z", DType::kF32, {4}}};
   const auto source = [](const TensorSpec& spec) {
     Tensor tensor(spec.dtype, spec.shape);
     set_element(tensor, 0, static_cast<double>(spec.name[0]));
@@ -280,7 +299,8 @@ TEST(Safetensors, ShardsWithIndex) {
             R"({"metadata":{"total_parameters":112,"total_size":448},"weight_map":{)"
             R"("big":"model-00002-of-00003.safetensors","x":"model-00001-of-00003.safetensors",)"
             R"("y":"model-00003-of-00003.safetensors","z":"model-00003-of-00003.safetensors"}})");
-  const SafetensorsFile last = SafetensorsFile::open(dir.path() / "model-00003-of-00003.safetensors");
+  const SafetensorsFile last =
+      SafetensorsFile::open(dir.path() / "model-00003-of-00003.safetensors");
   EXPECT_EQ(last.names(), (std::vector<std::string>{"y", "z"}));
   EXPECT_EQ(last.get("z").values<float>()[0], static_cast<float>('z'));
   EXPECT_EQ(last.metadata().at("format"), "pt");

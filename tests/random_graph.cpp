@@ -284,6 +284,8 @@ bool same_element(double a, double b) {
 
 template <class Same>
 std::string first_difference(const NamedTensors& got, const NamedTensors& expected, Same&& same) {
+  for (const auto& [name, tensor] : expected)
+    if (!got.contains(name)) return name + " is missing";
   for (const auto& [name, tensor] : got) {
     const auto other = expected.find(name);
     if (other == expected.end()) return name + " is not expected";

@@ -52,8 +52,7 @@ NamedTensors run_graph(const Graph& graph, const NamedTensors& inputs);
 // be there when a part needs it, and no part may write a name twice.
 NamedTensors run_parts(const std::vector<Graph>& parts, const NamedTensors& inputs);
 
-// "" when equal bit for bit (any NaN equals any NaN), else where they differ. `expected` may hold
-// more names.
+// "" when names, types and bits are equal (any NaN equals any NaN), else where they differ.
 std::string bit_difference(const NamedTensors& got, const NamedTensors& expected);
 // The same within `tolerance` relative to the tensor's largest magnitude.
 std::string value_difference(const NamedTensors& got, const NamedTensors& expected,

@@ -232,6 +232,21 @@ TEST(Passes, RulesThatUndoEachOtherAreNamed) {
   }
 }
 
+// The first rule puts work for the second below the node, which only another round reaches.
+constexpr Rule kTwoRounds[] = {
+    {"insert", "", true,
+     [](Builder&, const Node& node, std::span<const Value> in) {
+       return node.op->name == "sigmoid" ? ops::exp(ops::neg(ops::neg(in[0]))) : Value{};
+     }},
+    kLoop[1],
+};
+
+TEST(Passes, GoOnUntilNothingChanges) {
+  const Pass pass = {"rounds", "", kTwoRounds, nullptr};
+  const Graph after = run_passes(unary_graph(DType::kF32, ops::sigmoid), std::span(&pass, 1));
+  EXPECT_EQ(print_graph(after), print_graph(unary_graph(DType::kF32, ops::exp)));
+}
+
 TEST(Passes, CanBeSwitchedOffByPassOrRule) {
   const Graph graph = unary_graph(DType::kF32, [](Value x) { return ops::neg(ops::neg(x)); });
   const auto nodes = [&](std::set<std::string, std::less<>> disabled) {

@@ -178,6 +178,16 @@ TEST(Partition, RepeatsConstantsInsteadOfMovingThem) {
   }
 }
 
+// Halfway, a part of this graph would have three outputs; as a whole it has one.
+TEST(Partition, OutputsMayFallAgainAsAPartGrows) {
+  Builder b("g");
+  const Value x = b.input("x", {DType::kF32, {8}});
+  const Value pieces[] = {ops::exp(x), ops::neg(x), ops::sigmoid(x)};
+  b.output("y", ops::concat(pieces, 0));
+  const PartLabels labels = partition(std::move(b).build(), {.outputs = 1}).take();
+  EXPECT_EQ(labels.count, 1);
+}
+
 TEST(Partition, NamesTheNodeThatFitsNoPart) {
   Builder b("g");
   std::vector<Value> pieces;

@@ -282,8 +282,7 @@ TEST(SplitJoint, GivesTheResultsOfRandomJointGraphs) {
   }
 }
 
-// Texts of the contractions of a graph, free of numbering: op, attributes, and operands by name
-// where they are inputs.
+// Contractions of a backward graph that depend on no seed: work of the forward done again.
 int64_t contractions_without_seed(const Graph& backward, const std::vector<std::string>& seeds) {
   std::vector<bool> seeded(backward.nodes().size(), false);
   int64_t count = 0;
@@ -390,6 +389,31 @@ TEST(SplitJoint, OfEqualCutsTakesTheOneNearestToTheBackward) {
   const Node& node = split.forward.node(saved);
   ASSERT_EQ(node.op->name, "exp");
   EXPECT_EQ(split.forward.node(node.inputs[0]).op->name, "neg");
+}
+
+// sigmoid'(v) and sigmoid(v) are of equal size; only the second is a value of the forward.
+TEST(SplitJoint, OfEqualCutsTakesValuesThatTheForwardComputesAnyway) {
+  Builder b("g");
+  const Value x = b.input("x", {DType::kF32, {4, 6}});
+  b.output("y", ops::sigmoid(ops::matmul(x, b.input("w", {DType::kF32, {6, 6}}))));
+  const Graph forward = std::move(b).build();
+  const Graph joint = vjp(forward, {"y"}, {"x"}).take();
+  const ForwardBackward split = split_joint(joint, 1, Recompute::kNone);
+  ASSERT_EQ(split.saved.size(), 1u);
+  EXPECT_EQ(split.forward.nodes().size(), forward.nodes().size());
+  EXPECT_EQ(split.forward.find_output("saved0"), split.forward.find_output("y"));
+}
+
+// A graph that vjp() would not make: what backward gives out depends on no seed.
+TEST(SplitJoint, KeepsAContractionThatBackwardOnlyHandsOn) {
+  Builder b("g");
+  const Value x = b.input("x", {DType::kF32, {4, 6}});
+  const Value product = ops::matmul(x, b.input("w", {DType::kF32, {6, 6}}));
+  b.output("y", ops::exp(product));
+  b.output("d_x", ops::neg(product));
+  const ForwardBackward split = split_joint(std::move(b).build(), 1, Recompute::kNone);
+  EXPECT_EQ(split.saved.size(), 1u);
+  EXPECT_EQ(split.backward.num_contractions(), 0);
 }
 
 TEST(SplitJoint, NamesInputsAndOutputs) {

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <new>
 
+#include "backend/cpu_amx.h"
 #include "backend/cpu_matmul.h"
 #include "backend/cpu_part.h"
 #include "backend/cpu_run.h"
@@ -16,7 +17,7 @@ namespace {
 class CpuExecutable : public Executable {
  public:
   CpuExecutable(Graph part, int threads)
-      : graph(std::move(part)), runner(cpu::make_plan(graph), threads) {}
+      : graph(std::move(part)), runner(cpu::make_plan(graph, cpu::amx_available()), threads) {}
 
   const Graph graph;
   cpu::PlanRunner runner;
@@ -68,7 +69,8 @@ class CpuBackend : public Backend {
   CpuBackend() { traits_.name = "cpu"; }
   const Traits& traits() const override { return traits_; }
   Result<std::string> compiler_version() override {
-    return "cpu 1, loops " + std::string(cpu::loop_table().isa) + ", " + cpu::blas_version();
+    return "cpu 1, loops " + std::string(cpu::loop_table().isa) +
+           (cpu::amx_available() ? ", amx, " : ", ") + cpu::blas_version();
   }
   std::optional<std::string> unsupported(const Graph&, NodeId) override { return std::nullopt; }
   Result<Blob> compile(const Graph& part, const CompileOptions&) override {

@@ -1,5 +1,5 @@
-// Backends "cpu" (fast, docs/decisions/006-cpu-backend.md) and "cpu:reference" (the rows' own kernels,
-// the judge of every other backend). Both run on the host and keep buffers in host memory.
+// Backends "cpu" (fast, docs/decisions/006-cpu-backend.md) and "cpu:reference" (the rows' own
+// kernels, the judge of every other backend). Both run on the host and keep buffers in host memory.
 #pragma once
 
 #include <memory>

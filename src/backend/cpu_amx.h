@@ -1,6 +1,7 @@
-// Matrix products in f32 on AMX, whose tiles multiply bf16 and add in f32: each f32 operand is cut into
-// three bf16 parts whose sum it is, and the products of parts that matter are added up
-// (docs/decisions/006-cpu-backend.md). Plain types only: the source is compiled for AVX-512 and AMX.
+// Matrix products in f32 on AMX, whose tiles multiply bf16 and add in f32: each f32 operand is cut
+// into three bf16 parts whose sum it is, and the products of parts that matter are added up
+// (docs/decisions/006-cpu-backend.md). Plain types only: the source is compiled for AVX-512 and
+// AMX.
 #pragma once
 
 #include <cstddef>

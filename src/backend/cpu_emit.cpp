@@ -9,8 +9,8 @@ namespace {
 
 // One-product steps are cut in columns, large ones also in rows, so that both threads of a small
 // machine and all of a large one have work; every part packs its operands anew, so not finer.
-constexpr double kPartFlops = 512e6;
-constexpr int64_t kMinPartCols = 256, kMinPartRows = 256;
+constexpr double kPartFlops = 2e9;
+constexpr int64_t kMinPartCols = 96, kMinPartRows = 256;
 constexpr int64_t kColGrain = 32;  // columns of one register tile
 
 // 16-bit operands are widened into panels of about this many cells, which stay in L2.
@@ -20,9 +20,9 @@ int64_t stride_of(const Factors& dim) { return dim.empty() ? 1 : dim[0].stride; 
 
 // How one product of m × n × k is shared out.
 void cut_product(GemmStep& gemm, int64_t m, Step& step) {
-  const double flops = 2.0 * static_cast<double>(m) * static_cast<double>(gemm.n) *
-                       static_cast<double>(gemm.k);
-  if (gemm.n < kMinPartCols) {
+  const double flops =
+      2.0 * static_cast<double>(m) * static_cast<double>(gemm.n) * static_cast<double>(gemm.k);
+  if (gemm.n < 2 * kMinPartCols) {
     step.chunk_rows = rows_per_chunk(m);
     return;
   }
@@ -39,12 +39,35 @@ void cut_product(GemmStep& gemm, int64_t m, Step& step) {
   step.chunk_rows = cut(m, row_parts, 16);
 }
 
+// What is folded in, how it is cut, and the room for widened operands.
+void finish_gemm(const EmitContext& context, const GemmSpec& spec, GemmStep gemm, Step& step) {
+  gemm.amx = context.amx;
+  gemm.alpha = spec.alpha;
+  gemm.accumulate = spec.accumulate >= 0;
+  if (spec.alpha_node >= 0) {
+    gemm.alpha_storage = context.storage_of(spec.alpha_node);
+    gemm.alpha_offset = context.place(spec.alpha_node).view.offset;
+  }
+  step.rows = gemm.space.rows;
+  step.chunk_rows = rows_per_chunk(step.rows);
+  if (gemm.space.sizes.size() <= 1) cut_product(gemm, step.rows, step);
+  const Node& product = context.graph.node(spec.product);
+  if (context.stored_dtype(product.inputs[0]) != DType::kF32 ||
+      context.stored_dtype(product.inputs[1]) != DType::kF32) {
+    const int64_t width =
+        std::min(step.chunk_rows, gemm.space.inner()) + (step.cols > 1 ? step.chunk_cols : gemm.n);
+    gemm.block_k = std::min(gemm.k, std::max<int64_t>(64, kPanelCells / width / 64 * 64));
+  }
+  step.work = std::move(gemm);
+}
+
 }  // namespace
 
 int64_t rows_per_chunk(int64_t rows) {
   if (rows <= 16) return rows;
-  const uint64_t sixteenth = std::bit_floor(static_cast<uint64_t>(rows / 16));
-  return std::clamp(static_cast<int64_t>(sixteenth), int64_t{16}, int64_t{128});
+  // A dozen chunks or more level out between a few threads; larger ones suit products better.
+  const uint64_t dozenth = std::bit_floor(static_cast<uint64_t>(rows / 12) | 1u);
+  return std::clamp(static_cast<int64_t>(dozenth), int64_t{16}, int64_t{256});
 }
 
 std::optional<RowSpace> common_rows(int64_t rows, std::span<const Factors> operands,
@@ -82,8 +105,7 @@ std::optional<RowSpace> common_rows(int64_t rows, std::span<const Factors> opera
 
 std::optional<NodeId> emit_gemm(const EmitContext& context, const Group& group, Step& step) {
   const NodeId result = group.nodes[0];
-  const GemmSpec& spec =
-      context.values.gemms[static_cast<size_t>(context.place(result).gemm)];
+  const GemmSpec& spec = context.values.gemms[static_cast<size_t>(context.place(result).gemm)];
   const Node& product = context.graph.node(spec.product);
   const NodeId lhs_id = product.inputs[0], rhs_id = product.inputs[1];
   for (const NodeId id : {lhs_id, rhs_id}) {
@@ -126,33 +148,15 @@ std::optional<NodeId> emit_gemm(const EmitContext& context, const Group& group, 
   const auto lhs_matrix = blas_matrix({inner, gemm.lhs.inner_stride()}, k);
   const auto rhs_matrix = blas_matrix({gemm.k, gemm.rhs_k_stride}, n);
   const auto out_matrix =
-      blas_matrix({inner, gemm.out.inner_stride()},
-                  gemm.n == 1 ? Factors{} : Factors{{gemm.n, 1}});
+      blas_matrix({inner, gemm.out.inner_stride()}, gemm.n == 1 ? Factors{} : Factors{{gemm.n, 1}});
   if (!lhs_matrix || !rhs_matrix || !out_matrix || out_matrix->transposed) return spec.product;
   gemm.lhs_ld = lhs_matrix->ld;
   gemm.lhs_transposed = lhs_matrix->transposed;
   gemm.rhs_ld = rhs_matrix->ld;
   gemm.rhs_transposed = rhs_matrix->transposed;
   gemm.out_ld = out_matrix->ld;
-  gemm.alpha = spec.alpha;
-  gemm.accumulate = spec.accumulate >= 0;
-  if (spec.alpha_node >= 0) {
-    gemm.alpha_storage = context.storage_of(spec.alpha_node);
-    gemm.alpha_offset = context.place(spec.alpha_node).view.offset;
-  }
-
   step.nodes = group.nodes;
-  step.rows = rows;
-  step.chunk_rows = rows_per_chunk(rows);
-  if (gemm.space.sizes.size() <= 1) cut_product(gemm, rows, step);
-  const bool widened = context.stored_dtype(lhs_id) != DType::kF32 ||
-                       context.stored_dtype(rhs_id) != DType::kF32;
-  if (widened) {
-    const int64_t width = std::min(step.chunk_rows, inner) +
-                          (step.cols > 1 ? step.chunk_cols : gemm.n);
-    gemm.block_k = std::clamp(kPanelCells / width / 64 * 64, int64_t{64}, gemm.k);
-  }
-  step.work = std::move(gemm);
+  finish_gemm(context, spec, std::move(gemm), step);
   return std::nullopt;
 }
 
@@ -203,7 +207,12 @@ void emit_copy(const EmitContext& context, NodeId id, Step& step) {
   const DType dtype = node.type.dtype;
   const LoopArg read{LoopArg::Where::kMemory, 0, 0, cols.size};
   const LoopArg write{LoopArg::Where::kMemory, 1, 0, cols.size};
-  LoopOp load{find_loop(("load." + stored).c_str()), write, {read}, cols.size, cols.stride, false,
+  LoopOp load{find_loop(("load." + stored).c_str()),
+              write,
+              {read},
+              cols.size,
+              cols.stride,
+              false,
               "load." + stored};
   if (dtype != DType::kF32 && dtype != DType::kI32) {
     const LoopArg cell{LoopArg::Where::kRegister, 0, 0, cols.size};

@@ -15,6 +15,7 @@ struct EmitContext {
   const Values& values;
   const Groups& groups;
   const std::vector<int>& storage;  // by root node; -1 where nothing reads it from memory
+  bool amx;
 
   const Place& place(NodeId id) const { return values.of[static_cast<size_t>(id)]; }
   int storage_of(NodeId id) const { return storage[static_cast<size_t>(place(id).root)]; }
@@ -28,13 +29,14 @@ std::optional<NodeId> emit_gemm(const EmitContext& context, const Group& group, 
 std::optional<NodeId> emit_kernel(const EmitContext& context, const Group& group, Step& step);
 void emit_copy(const EmitContext& context, NodeId id, Step& step);
 
-// The loops that cut `rows` rows so that each of `operands` has one stride per loop; fills strides[i].
-// Where an operand's loops don't nest with the others', its number is returned in `misfit`.
+// The loops that cut `rows` rows so that each of `operands` has one stride per loop; fills
+// strides[i]. Where an operand's loops don't nest with the others', its number is returned in
+// `misfit`.
 std::optional<RowSpace> common_rows(int64_t rows, std::span<const Factors> operands,
                                     std::vector<std::vector<int64_t>>& strides, size_t& misfit);
 
-// Rows that one thread takes at a time: a function of the number of rows only, so that steps over the
-// same rows can share a stage.
+// Rows that one thread takes at a time: a function of the number of rows only, so that steps over
+// the same rows can share a stage.
 int64_t rows_per_chunk(int64_t rows);
 
 }  // namespace npu::cpu

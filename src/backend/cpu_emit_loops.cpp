@@ -21,7 +21,8 @@ bool is_cell(DType dtype) { return dtype == DType::kF32 || dtype == DType::kI32;
 // Whether the op's f32 result may need rounding to a 16-bit dtype.
 bool rounds(std::string_view op) {
   return op != "max" && op != "min" && op != "neg" && op != "select" && op != "concat" &&
-         op != "pad" && op != "reduce_max" && op != "one_hot" && op != "compare" && op != "constant";
+         op != "pad" && op != "reduce_max" && op != "one_hot" && op != "compare" &&
+         op != "constant";
 }
 
 class LoopEmitter {
@@ -364,8 +365,8 @@ void LoopEmitter::allocate_registers() {
       if (arg.where != Where::kRegister) continue;
       const size_t name = static_cast<size_t>(arg.index);
       arg.index = assigned[name];
-      if (last[name] != i || (op.dst.where == Where::kRegister &&
-                              name == static_cast<size_t>(op.dst.index))) {
+      if (last[name] != i ||
+          (op.dst.where == Where::kRegister && name == static_cast<size_t>(op.dst.index))) {
         continue;
       }
       const int64_t width = loop_.register_cols[name];
@@ -373,9 +374,9 @@ void LoopEmitter::allocate_registers() {
       if (std::find(freed.begin(), freed.end(), entry) != freed.end()) continue;
       const bool over = in_place && arg.column == 0 && arg.cols == width && width == op.cols;
       if (over && std::count_if(op.src.begin(), op.src.end(), [&](const LoopArg& other) {
-            return other.where == Where::kRegister && &other > &arg &&
-                   static_cast<size_t>(other.index) == name;
-          }) == 0) {
+                    return other.where == Where::kRegister && &other > &arg &&
+                           static_cast<size_t>(other.index) == name;
+                  }) == 0) {
         idle.insert(entry);
       } else {
         freed.push_back(entry);
@@ -404,7 +405,8 @@ void LoopEmitter::allocate_registers() {
     total += width;
   }
   for (const Access& a : loop_.memory) total += a.cols;
-  loop_.block_rows = std::clamp(kBlockCells / std::max<int64_t>(total, 1), int64_t{1}, kMaxBlockRows);
+  loop_.block_rows =
+      std::clamp(kBlockCells / std::max<int64_t>(total, 1), int64_t{1}, kMaxBlockRows);
   loop_.block_rows = std::min(loop_.block_rows, loop_.space.inner());
 }
 

@@ -112,7 +112,8 @@ class Fuser {
 
   void try_merge(size_t a, size_t b) {
     if (a == b) return;
-    if (row_count(graph_.node(nodes_[a][0]).type) != row_count(graph_.node(nodes_[b][0]).type)) return;
+    if (row_count(graph_.node(nodes_[a][0]).type) != row_count(graph_.node(nodes_[b][0]).type))
+      return;
     if (through_memory_[a].contains(b) || through_memory_[b].contains(a)) return;
     if (lies_between(a, b) || lies_between(b, a)) return;
     leader_[b] = a;
@@ -135,8 +136,8 @@ class Fuser {
     }
   }
 
-  // Ready steps in graph order, but first those that read what was just written: it is in cache, and
-  // they may share its stage.
+  // Ready steps in graph order, but first those that read what was just written: it is in cache,
+  // and they may share its stage.
   Groups in_order() {
     Groups groups;
     groups.of.assign(graph_.nodes().size(), -1);

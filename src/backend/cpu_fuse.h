@@ -21,7 +21,8 @@ struct Groups {
 // Loops over the same rows are fused wherever that leaves no cycle between steps.
 Groups fuse(const Graph& graph, const Values& values);
 
-// The loop node of `group` whose register holds what `id` reads, or -1 when it must come from memory.
+// The loop node of `group` whose register holds what `id` reads, or -1 when it must come from
+// memory.
 NodeId register_root(const Graph& graph, const Values& values, NodeId id);
 
 }  // namespace npu::cpu

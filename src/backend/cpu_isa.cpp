@@ -9,6 +9,7 @@
 
 #include "backend/cpu_amx.h"
 #include "backend/cpu_loops.h"
+#include "base/error.h"
 
 namespace npu::cpu {
 
@@ -16,10 +17,9 @@ const LoopTable& loop_table() {
 #if defined(__x86_64__)
   static const LoopTable& table = []() -> const LoopTable& {
     const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
-                            __builtin_cpu_supports("avx512bw") &&
-                            __builtin_cpu_supports("avx512dq") &&
-                            __builtin_cpu_supports("avx512vl");
+    const bool has_avx512 =
+        has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     return has_avx512 ? avx512::kTable : has_avx2 ? avx2::kTable : baseline::kTable;
   }();
   return table;
@@ -51,5 +51,9 @@ bool amx_available() {
   return false;
 #endif
 }
+
+#if !defined(__x86_64__)
+void amx_multiply(const AmxProduct&, std::byte*) { NPU_CHECK(false, "this CPU has no AMX"); }
+#endif
 
 }  // namespace npu::cpu

@@ -1,5 +1,5 @@
-// Compiled once per instruction set (NPU_LOOPS_ISA names the namespace). Loops are plain C++ that the
-// compiler vectorises; nothing here may call inline functions of headers (see cpu_loops.h).
+// Compiled once per instruction set (NPU_LOOPS_ISA names the namespace). Loops are plain C++ that
+// the compiler vectorises; nothing here may call inline functions of headers (see cpu_loops.h).
 #include "backend/cpu_loops.h"
 
 #include <math.h>
@@ -21,9 +21,9 @@ namespace {
 #endif
 }
 
-// e^x within 1 ulp. Range reduction and polynomial of Cephes' expf (S. L. Moshier): x = n·ln2 + r with
-// ln2 in two parts, e^r = 1 + r + r²·P(r), times 2^n. Results below the smallest normal number are 0:
-// subnormals cost a hundred times as much and no sum of exponentials notices them.
+// e^x within 1 ulp. Range reduction and polynomial of Cephes' expf (S. L. Moshier): x = n·ln2 + r
+// with ln2 in two parts, e^r = 1 + r + r²·P(r), times 2^n. Results below the smallest normal number
+// are 0: subnormals cost a hundred times as much and no sum of exponentials notices them.
 [[gnu::always_inline]] inline float exp_f32(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5·2^23: adding it rounds to an integer
   constexpr float kLowest = -87.33654f, kHighest = 88.72283f;
@@ -83,8 +83,8 @@ namespace {
   const uint32_t bits = __builtin_bit_cast(uint32_t, x);
   const uint32_t m = bits & 0x7fffffffu;
   const float magnitude = __builtin_bit_cast(float, m);
-  const uint32_t tiny = static_cast<uint32_t>(static_cast<int32_t>(
-      (magnitude < 6.103515625e-5f ? magnitude : 0.0f) * 0x1p24f));
+  const uint32_t tiny = static_cast<uint32_t>(
+      static_cast<int32_t>((magnitude < 6.103515625e-5f ? magnitude : 0.0f) * 0x1p24f));
   const uint32_t normal = (m - (112u << 23)) >> 13;
   const uint32_t special = m > 0x7f800000u ? 0x7e00u | ((m >> 13) & 0x3ffu) : 0x7c00u;
   const uint32_t finite = magnitude < 6.103515625e-5f ? tiny : normal;
@@ -93,31 +93,99 @@ namespace {
 
 // ---- elementwise -------------------------------------------------------------------------------
 
-struct Add { static float of(float a, float b) { return a + b; } };
-struct Sub { static float of(float a, float b) { return a - b; } };
-struct Mul { static float of(float a, float b) { return a * b; } };
-struct Div { static float of(float a, float b) { return a / b; } };
-struct Max { static float of(float a, float b) { return (a > b) | (a != a) ? a : b; } };
-struct Min { static float of(float a, float b) { return (a < b) | (a != a) ? a : b; } };
-struct Neg { static float of(float x) { return -x; } };
-struct Exp { static float of(float x) { return exp_f32(x); } };
-struct Log { static float of(float x) { return ::logf(x); } };
-struct Sqrt { static float of(float x) { return __builtin_sqrtf(x); } };
-struct Rsqrt { static float of(float x) { return 1.0f / __builtin_sqrtf(x); } };
-struct Sigmoid { static float of(float x) { return 1.0f / (1.0f + exp_f32(-x)); } };
-struct Copy { static float of(float x) { return x; } };
-struct RoundBf16 { static float of(float x) { return round_bf16(x); } };
-struct RoundF16 { static float of(float x) { return round_f16(x); } };
-struct NonZero { static float of(float x) { return x != 0.0f ? 1.0f : 0.0f; } };
-struct FromI32 { static float of(int32_t x) { return static_cast<float>(x); } };
-struct PredFromI32 { static float of(int32_t x) { return x != 0 ? 1.0f : 0.0f; } };
-struct Eq { template <class T> static float of(T a, T b) { return a == b ? 1.0f : 0.0f; } };
-struct Ne { template <class T> static float of(T a, T b) { return a != b ? 1.0f : 0.0f; } };
-struct Lt { template <class T> static float of(T a, T b) { return a < b ? 1.0f : 0.0f; } };
-struct Le { template <class T> static float of(T a, T b) { return a <= b ? 1.0f : 0.0f; } };
-struct Gt { template <class T> static float of(T a, T b) { return a > b ? 1.0f : 0.0f; } };
-struct Ge { template <class T> static float of(T a, T b) { return a >= b ? 1.0f : 0.0f; } };
-struct Select { static float of(float p, float a, float b) { return p != 0.0f ? a : b; } };
+struct Add {
+  static float of(float a, float b) { return a + b; }
+};
+struct Sub {
+  static float of(float a, float b) { return a - b; }
+};
+struct Mul {
+  static float of(float a, float b) { return a * b; }
+};
+struct Div {
+  static float of(float a, float b) { return a / b; }
+};
+struct Max {
+  static float of(float a, float b) { return (a > b) | (a != a) ? a : b; }
+};
+struct Min {
+  static float of(float a, float b) { return (a < b) | (a != a) ? a : b; }
+};
+struct Neg {
+  static float of(float x) { return -x; }
+};
+struct Exp {
+  static float of(float x) { return exp_f32(x); }
+};
+struct Log {
+  static float of(float x) { return ::logf(x); }
+};
+struct Sqrt {
+  static float of(float x) { return __builtin_sqrtf(x); }
+};
+struct Rsqrt {
+  static float of(float x) { return 1.0f / __builtin_sqrtf(x); }
+};
+struct Sigmoid {
+  static float of(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+};
+struct Copy {
+  static float of(float x) { return x; }
+};
+struct RoundBf16 {
+  static float of(float x) { return round_bf16(x); }
+};
+struct RoundF16 {
+  static float of(float x) { return round_f16(x); }
+};
+struct NonZero {
+  static float of(float x) { return x != 0.0f ? 1.0f : 0.0f; }
+};
+struct FromI32 {
+  static float of(int32_t x) { return static_cast<float>(x); }
+};
+struct PredFromI32 {
+  static float of(int32_t x) { return x != 0 ? 1.0f : 0.0f; }
+};
+struct Eq {
+  template <class T>
+  static float of(T a, T b) {
+    return a == b ? 1.0f : 0.0f;
+  }
+};
+struct Ne {
+  template <class T>
+  static float of(T a, T b) {
+    return a != b ? 1.0f : 0.0f;
+  }
+};
+struct Lt {
+  template <class T>
+  static float of(T a, T b) {
+    return a < b ? 1.0f : 0.0f;
+  }
+};
+struct Le {
+  template <class T>
+  static float of(T a, T b) {
+    return a <= b ? 1.0f : 0.0f;
+  }
+};
+struct Gt {
+  template <class T>
+  static float of(T a, T b) {
+    return a > b ? 1.0f : 0.0f;
+  }
+};
+struct Ge {
+  template <class T>
+  static float of(T a, T b) {
+    return a >= b ? 1.0f : 0.0f;
+  }
+};
+struct Select {
+  static float of(float p, float a, float b) { return p != 0.0f ? a : b; }
+};
 
 template <class T>
 const T* row_of(const LoopCall& c, int operand, int64_t row) {
@@ -155,7 +223,8 @@ void binary(const LoopCall& c) {
 template <class F, unsigned form>
 void ternary(const LoopCall& c) {
   for (int64_t r = 0; r < c.rows; ++r) {
-    const float *a = row_of<float>(c, 0, r), *b = row_of<float>(c, 1, r), *e = row_of<float>(c, 2, r);
+    const float *a = row_of<float>(c, 0, r), *b = row_of<float>(c, 1, r),
+                *e = row_of<float>(c, 2, r);
     float* d = dst_row<float>(c, r);
     const float a0 = a[0], b0 = b[0], e0 = e[0];
     NPU_VECTORIZE
@@ -223,23 +292,30 @@ void reduce(const LoopCall& c) {
 // ---- between memory and registers --------------------------------------------------------------
 
 struct LoadBf16 {
-  static float of(uint16_t x) {
-    return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16);
-  }
+  static float of(uint16_t x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16); }
 };
-struct LoadF16 { static float of(uint16_t x) { return f32_of_f16(x); } };
-struct LoadPred { static float of(uint8_t x) { return x != 0 ? 1.0f : 0.0f; } };
+struct LoadF16 {
+  static float of(uint16_t x) { return f32_of_f16(x); }
+};
+struct LoadPred {
+  static float of(uint8_t x) { return x != 0 ? 1.0f : 0.0f; }
+};
 struct StoreBf16 {
   static uint16_t of(float x) {
     return static_cast<uint16_t>(__builtin_bit_cast(uint32_t, x) >> 16);
   }
 };
-struct StoreF16 { static uint16_t of(float x) { return f16_of_f32(x); } };
-struct StorePred { static uint8_t of(float x) { return x != 0.0f ? 1 : 0; } };
+struct StoreF16 {
+  static uint16_t of(float x) { return f16_of_f32(x); }
+};
+struct StorePred {
+  static uint8_t of(float x) { return x != 0.0f ? 1 : 0; }
+};
 
 template <class T, class F>
 void load(const LoopCall& c) {
-  if (c.step != 1 && c.rows > 1 && c.src_stride[0] < c.step) {  // a transposed read: rows run faster
+  if (c.step != 1 && c.rows > 1 &&
+      c.src_stride[0] < c.step) {  // a transposed read: rows run faster
     for (int64_t i = 0; i < c.cols; ++i) {
       const T* a = static_cast<const T*>(c.src[0]) + i * c.step;
       float* d = static_cast<float*>(c.dst) + i;

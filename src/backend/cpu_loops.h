@@ -1,6 +1,6 @@
-// Vector loops over rows of f32 (or i32) cells, one small loop per op. The same source is compiled for
-// several instruction sets, so this header holds plain types only: an inline function emitted by one
-// of those files could be linked into code that must run everywhere.
+// Vector loops over rows of f32 (or i32) cells, one small loop per op. The same source is compiled
+// for several instruction sets, so this header holds plain types only: an inline function emitted
+// by one of those files could be linked into code that must run everywhere.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 namespace npu::cpu {
 
 // dst[r][c] = op(src0[r][c], …) for r < rows, c < cols. Strides are in elements between rows; what
-// operands an op takes and whether one is a column (read at c = 0 only) is the loop's choice. dst may
-// be an operand with the same strides.
+// operands an op takes and whether one is a column (read at c = 0 only) is the loop's choice. dst
+// may be an operand with the same strides.
 struct LoopCall {
   void* dst;
   const void* src[3];

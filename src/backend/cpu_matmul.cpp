@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "backend/cpu_amx.h"
+
 namespace npu::cpu {
 namespace {
 
@@ -22,35 +24,47 @@ Matrix widened(const std::byte* from, DType dtype, int64_t ld, int64_t rows, int
   return {panel, cols};
 }
 
-void store_rounded(const float* from, int64_t m, int64_t n, std::byte* out, DType dtype, int64_t ld) {
+void store_rounded(float* from, int64_t m, int64_t n, std::byte* out, DType dtype, int64_t ld) {
   static const LoopFn round_bf16 = find_loop("round.bf16"), round_f16 = find_loop("round.f16");
   static const LoopFn store_bf16 = find_loop("store.bf16"), store_f16 = find_loop("store.f16");
   const bool bf16 = dtype == DType::kBF16;
-  float* cells = const_cast<float*>(from);
-  (bf16 ? round_bf16 : round_f16)({cells, {from, nullptr, nullptr}, n, {n, 0, 0}, m, n, 1});
+  (bf16 ? round_bf16 : round_f16)({from, {from, nullptr, nullptr}, n, {n, 0, 0}, m, n, 1});
   (bf16 ? store_bf16 : store_f16)({out, {from, nullptr, nullptr}, ld, {n, 0, 0}, m, n, 1});
 }
 
-}  // namespace
-
-void use_single_threaded_blas() { openblas_set_num_threads(1); }
-
-std::string blas_version() {
-  return std::string(openblas_get_config()) + " " + openblas_get_corename();
+AmxDType amx_dtype(DType dtype) {
+  return dtype == DType::kF32    ? AmxDType::kF32
+         : dtype == DType::kBF16 ? AmxDType::kBF16
+                                 : AmxDType::kF16;
 }
 
-void run_gemm(const GemmStep& step, const GemmCall& call) {
+// Below one register block there is nothing to win over BLAS.
+bool suits_amx(const GemmStep& step, const GemmCall& call) {
+  constexpr int64_t kLeast = 32;
+  return step.amx && call.m >= kLeast && call.n >= kLeast && step.k >= kLeast;
+}
+
+void run_amx(const GemmStep& step, const GemmCall& call, float* out, int64_t out_ld) {
+  AmxProduct product;
+  product.lhs = {call.lhs, step.lhs_ld, amx_dtype(call.lhs_dtype), step.lhs_transposed};
+  product.rhs = {call.rhs, step.rhs_ld, amx_dtype(call.rhs_dtype), !step.rhs_transposed};
+  product.m = call.m;
+  product.n = call.n;
+  product.k = step.k;
+  product.alpha = call.alpha;
+  product.beta = step.accumulate ? 1.0f : 0.0f;
+  product.out = out;
+  product.out_ld = out_ld;
+  amx_multiply(product, reinterpret_cast<std::byte*>(call.scratch));
+}
+
+// 16-bit operands are widened panel by panel.
+void run_blas(const GemmStep& step, const GemmCall& call, float* out, int64_t out_ld) {
   const int64_t lhs_bytes = static_cast<int64_t>(dtype_bytes(call.lhs_dtype));
   const int64_t rhs_bytes = static_cast<int64_t>(dtype_bytes(call.rhs_dtype));
   const int64_t block = step.block_k > 0 ? step.block_k : step.k;
   float* const lhs_panel = call.scratch;
   float* const rhs_panel = lhs_panel + call.m * step.block_k;
-  float* out = reinterpret_cast<float*>(call.out);
-  int64_t out_ld = step.out_ld;
-  if (call.out_dtype != DType::kF32) {
-    out = rhs_panel + call.n * step.block_k;
-    out_ld = call.n;
-  }
   float beta = step.accumulate ? 1.0f : 0.0f;
   for (int64_t k0 = 0; k0 < step.k; k0 += block) {
     const int64_t k = std::min(block, step.k - k0);
@@ -73,9 +87,34 @@ void run_gemm(const GemmStep& step, const GemmCall& call) {
                 static_cast<blasint>(rhs.ld), beta, out, static_cast<blasint>(out_ld));
     beta = 1.0f;
   }
-  if (call.out_dtype != DType::kF32) {
-    store_rounded(out, call.m, call.n, call.out, call.out_dtype, step.out_ld);
+}
+
+}  // namespace
+
+void use_single_threaded_blas() { openblas_set_num_threads(1); }
+
+std::string blas_version() {
+  return std::string(openblas_get_config()) + " " + openblas_get_corename();
+}
+
+size_t gemm_scratch_bytes(const GemmStep& step, int64_t rows, int64_t cols, bool wide_out) {
+  const size_t panels = static_cast<size_t>((rows + cols) * step.block_k) * sizeof(float);
+  const size_t amx = step.amx ? kAmxScratchBytes : 0;
+  const size_t out = wide_out ? static_cast<size_t>(rows * cols) * sizeof(float) : 0;
+  return std::max(panels, amx) + out;
+}
+
+void run_gemm(const GemmStep& step, const GemmCall& call) {
+  float* out = reinterpret_cast<float*>(call.out);
+  int64_t out_ld = step.out_ld;
+  const bool narrow = call.out_dtype != DType::kF32;
+  if (narrow) {  // behind what the product needs
+    const size_t offset = gemm_scratch_bytes(step, call.m, call.n, false);
+    out = call.scratch + offset / sizeof(float);
+    out_ld = call.n;
   }
+  suits_amx(step, call) ? run_amx(step, call, out, out_ld) : run_blas(step, call, out, out_ld);
+  if (narrow) store_rounded(out, call.m, call.n, call.out, call.out_dtype, step.out_ld);
 }
 
 }  // namespace npu::cpu

@@ -1,5 +1,5 @@
-// Matrix products through BLAS, called with one thread each: the split is the plan's, so that results
-// don't depend on how many threads there are.
+// Matrix products, on AMX where there is one and by BLAS elsewhere. BLAS is called with one thread:
+// the split is the plan's, so that results don't depend on how many threads there are.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +23,8 @@ struct GemmCall {
 void use_single_threaded_blas();
 std::string blas_version();
 
+// Scratch of a call of at most rows × cols; `wide_out` when the result is not f32.
+size_t gemm_scratch_bytes(const GemmStep& step, int64_t rows, int64_t cols, bool wide_out);
 void run_gemm(const GemmStep& step, const GemmCall& call);
 
 }  // namespace npu::cpu

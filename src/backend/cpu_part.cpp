@@ -30,8 +30,8 @@ std::optional<Error> check_buffer(const Graph& graph, Buffer* buffer, NodeId nod
   const TensorType& type = graph.node(node).type;
   if (buffer == nullptr) return part_error(graph, what + " has a buffer", "none");
   if (buffer->bytes() < static_cast<size_t>(type.bytes())) {
-    return part_error(graph, what + " needs " + std::to_string(type.bytes()) + " bytes for " +
-                                 type.text(),
+    return part_error(graph,
+                      what + " needs " + std::to_string(type.bytes()) + " bytes for " + type.text(),
                       std::to_string(buffer->bytes()));
   }
   if (buffer->host_pointer() == nullptr) {
@@ -85,8 +85,8 @@ std::optional<Error> check_call(const Graph& graph, std::span<Buffer* const> inp
       shared |= overlap(written, bytes, inputs[j]->host_pointer(), used_bytes(graph.inputs()[j]));
     }
     for (size_t j = 0; j < i; ++j) {
-      shared |= overlap(written, bytes, outputs[j]->host_pointer(),
-                        used_bytes(graph.outputs()[j].node));
+      shared |=
+          overlap(written, bytes, outputs[j]->host_pointer(), used_bytes(graph.outputs()[j].node));
     }
     if (shared) {
       return part_error(graph, "output " + output.name + " has memory of its own",

@@ -1,4 +1,5 @@
-// What both CPU backends share: a blob is the part's printed text, a call is checked before it runs.
+// What both CPU backends share: a blob is the part's printed text, a call is checked before it
+// runs.
 #pragma once
 
 #include <optional>

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "backend/cpu_emit.h"
+#include "backend/cpu_matmul.h"
 #include "ops/table.h"
 
 namespace npu::cpu {
@@ -31,7 +32,8 @@ std::vector<Touch> touches(const Step& step) {
   if (const auto* loop = std::get_if<LoopStep>(&step.work)) {
     std::vector<bool> written(loop->memory.size(), false);
     for (const LoopOp& op : loop->program) {
-      if (op.dst.where == LoopArg::Where::kMemory) written[static_cast<size_t>(op.dst.index)] = true;
+      if (op.dst.where == LoopArg::Where::kMemory)
+        written[static_cast<size_t>(op.dst.index)] = true;
     }
     for (size_t i = 0; i < written.size(); ++i) {
       list.push_back({loop->memory[i].storage, &loop->memory[i], written[i]});
@@ -62,16 +64,19 @@ Factors row_loops(const Step& step, const Access& access) {
 
 class Planner {
  public:
-  explicit Planner(const Graph& graph) : graph_(graph) {}
+  Planner(const Graph& graph, bool amx) : graph_(graph), amx_(amx) {}
 
   Plan run() {
     while (const auto id = try_steps()) {
       const bool news = revised_.insert(*id).second;
-      NPU_CHECK(news, "planning " + graph_.name() + " goes in circles at node " + std::to_string(*id));
+      NPU_CHECK(news,
+                "planning " + graph_.name() + " goes in circles at node " + std::to_string(*id));
     }
     build_stages();
-    place_arena();
     size_scratch();
+    find_lives();
+    place_locals();
+    place_arena();
     return std::move(plan_);
   }
 
@@ -85,7 +90,7 @@ class Planner {
     values_ = plan_values(graph_, revised_);
     groups_ = fuse(graph_, values_);
     if (auto id = assign_storages()) return id;
-    const EmitContext context{graph_, values_, groups_, storage_};
+    const EmitContext context{graph_, values_, groups_, storage_, amx_};
     for (const Group& group : groups_.in_order) {
       const bool wanted = std::any_of(group.nodes.begin(), group.nodes.end(),
                                       [&](NodeId id) { return storage(id) >= 0; });
@@ -121,8 +126,7 @@ class Planner {
       for (const NodeId id : group.nodes) {
         if (!wanted[static_cast<size_t>(id)]) continue;
         const int gemm = place(id).gemm;
-        const NodeId sum =
-            gemm < 0 ? -1 : values_.gemms[static_cast<size_t>(gemm)].accumulate;
+        const NodeId sum = gemm < 0 ? -1 : values_.gemms[static_cast<size_t>(gemm)].accumulate;
         if (sum >= 0) {
           storage(id) = storage(place(sum).root);
         } else {
@@ -139,7 +143,7 @@ class Planner {
   void store(NodeId root, Storage::Kind kind, size_t index) {
     const TensorType& type = graph_.node(root).type;
     storage(root) = static_cast<int>(plan_.storages.size());
-    plan_.storages.push_back({kind, index, 0, static_cast<size_t>(type.bytes()), type.dtype});
+    plan_.storages.push_back({kind, index, 0, static_cast<size_t>(type.bytes()), 0, type.dtype});
   }
 
   std::vector<bool> stored_roots() const {
@@ -169,10 +173,12 @@ class Planner {
     if (group.role != Role::kLoop || place(id).copied) return false;
     if (constant_behind(graph_, operand) != nullptr) return true;
     const NodeId root = register_root(graph_, values_, operand);
-    return root >= 0 && groups_.of[static_cast<size_t>(root)] == groups_.of[static_cast<size_t>(id)];
+    return root >= 0 &&
+           groups_.of[static_cast<size_t>(root)] == groups_.of[static_cast<size_t>(id)];
   }
 
-  // Lets the value be computed in the output's memory where nothing else claims it, else adds a copy.
+  // Lets the value be computed in the output's memory where nothing else claims it, else adds a
+  // copy.
   std::optional<NodeId> assign_output(size_t index) {
     const NodeId id = graph_.outputs()[index].node;
     const TensorType& type = graph_.node(id).type;
@@ -193,7 +199,7 @@ class Planner {
     copy.out = static_cast<int>(plan_.storages.size());
     copy.out_type = type;
     plan_.storages.push_back(
-        {Storage::Kind::kOutput, index, 0, static_cast<size_t>(type.bytes()), type.dtype});
+        {Storage::Kind::kOutput, index, 0, static_cast<size_t>(type.bytes()), 0, type.dtype});
     Step step;
     step.nodes = {id};
     step.work = std::move(copy);
@@ -208,7 +214,7 @@ class Planner {
       if (!plan_.stages.empty() && joins(plan_.stages.back(), i)) {
         plan_.stages.back().last = i + 1;
       } else {
-        plan_.stages.push_back({i, i + 1});
+        plan_.stages.push_back({i, i + 1, {}});
       }
     }
   }
@@ -226,7 +232,8 @@ class Planner {
       for (const Touch& made : touches(plan_.steps[i])) {
         if (!made.written) continue;
         for (const Touch& used : touches(step)) {
-          if (used.storage == made.storage && !same_rows(plan_.steps[i], made, step, used)) return false;
+          if (used.storage == made.storage && !same_rows(plan_.steps[i], made, step, used))
+            return false;
         }
       }
     }
@@ -234,7 +241,8 @@ class Planner {
   }
 
   // Row r of `used` lies inside row r of what was written.
-  static bool same_rows(const Step& writer, const Touch& made, const Step& reader, const Touch& used) {
+  static bool same_rows(const Step& writer, const Touch& made, const Step& reader,
+                        const Touch& used) {
     if (used.access == nullptr || made.access == nullptr) return false;
     const Access &from = *made.access, &to = *used.access;
     if (from.col_stride != 1 || to.col_stride != 1) return false;
@@ -244,23 +252,61 @@ class Planner {
 
   // ---- memory ----------------------------------------------------------------------------------
 
-  // Largest first, each at the lowest place that is free during its life.
-  void place_arena() {
-    struct Life {
-      size_t first = std::numeric_limits<size_t>::max(), last = 0;
-    };
-    std::vector<Life> lives(plan_.storages.size());
+  struct Life {
+    size_t first = std::numeric_limits<size_t>::max(), last = 0;  // stages
+  };
+
+  void find_lives() {
+    lives_.assign(plan_.storages.size(), {});
     for (size_t s = 0; s < plan_.stages.size(); ++s) {
       for (size_t i = plan_.stages[s].first; i < plan_.stages[s].last; ++i) {
         for (const Touch& touch : touches(plan_.steps[i])) {
-          Life& life = lives[static_cast<size_t>(touch.storage)];
+          Life& life = lives_[static_cast<size_t>(touch.storage)];
           life.first = std::min(life.first, s);
           life.last = std::max(life.last, s);
         }
       }
     }
+  }
+
+  // What one stage writes and reads by rows, and nobody else reads, needs room for a chunk of rows
+  // per thread only: attention's scores never leave the cache.
+  void place_locals() {
+    const size_t scratch = aligned(plan_.scratch_bytes);
+    for (Stage& stage : plan_.stages) {
+      if (stage.last - stage.first < 2) continue;
+      size_t bytes = 0;
+      for (size_t i = stage.first; i < stage.last; ++i) {
+        const Step& step = plan_.steps[i];
+        for (const Touch& touch : touches(step)) {
+          if (!touch.written || !can_be_local(step, touch)) continue;
+          Storage& storage = plan_.storages[static_cast<size_t>(touch.storage)];
+          storage.kind = Storage::Kind::kLocal;
+          storage.row_bytes = storage.bytes / static_cast<size_t>(step.rows);
+          storage.offset = scratch + bytes;
+          bytes += aligned(storage.row_bytes * static_cast<size_t>(step.chunk_rows));
+          stage.locals.push_back(touch.storage);
+        }
+      }
+      plan_.scratch_bytes = std::max(plan_.scratch_bytes, scratch + bytes);
+    }
+  }
+
+  bool can_be_local(const Step& step, const Touch& touch) const {
+    const size_t index = static_cast<size_t>(touch.storage);
+    const Storage& storage = plan_.storages[index];
+    if (storage.kind != Storage::Kind::kArena || touch.access == nullptr) return false;
+    if (lives_[index].first != lives_[index].last || touch.access->offset != 0) return false;
+    const Factors rows = row_loops(step, *touch.access);
+    return rows == Factors{{step.rows, touch.access->cols}} &&
+           storage.bytes ==
+               static_cast<size_t>(step.rows * touch.access->cols) * dtype_bytes(storage.dtype);
+  }
+
+  // Largest first, each at the lowest place that is free during its life.
+  void place_arena() {
     std::vector<size_t> order;
-    for (size_t i = 0; i < lives.size(); ++i) {
+    for (size_t i = 0; i < lives_.size(); ++i) {
       if (plan_.storages[i].kind == Storage::Kind::kArena) order.push_back(i);
     }
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -270,7 +316,7 @@ class Planner {
     for (const size_t i : order) {
       std::map<size_t, size_t> taken;  // start → end, of those alive together
       for (const size_t j : placed) {
-        if (lives[i].first > lives[j].last || lives[j].first > lives[i].last) continue;
+        if (lives_[i].first > lives_[j].last || lives_[j].first > lives_[i].last) continue;
         size_t& end = taken[plan_.storages[j].offset];
         end = std::max(end, plan_.storages[j].offset + aligned(plan_.storages[j].bytes));
       }
@@ -288,32 +334,35 @@ class Planner {
 
   void size_scratch() {
     for (const Step& step : plan_.steps) {
-      int64_t cells = 0;
+      size_t bytes = 0;
       if (const auto* loop = std::get_if<LoopStep>(&step.work)) {
-        for (const int64_t cols : loop->register_cols) cells += cols * loop->block_rows;
+        for (const int64_t cols : loop->register_cols) {
+          bytes += static_cast<size_t>(cols * loop->block_rows) * sizeof(float);
+        }
       } else if (const auto* gemm = std::get_if<GemmStep>(&step.work)) {
-        const int64_t rows = std::min(step.chunk_rows, gemm->space.inner());
-        const int64_t cols = step.cols > 1 ? step.chunk_cols : gemm->n;
-        cells = (rows + cols) * gemm->block_k;
-        if (dtype(gemm->out.storage) != DType::kF32) cells += rows * cols;
+        bytes = gemm_scratch_bytes(*gemm, std::min(step.chunk_rows, gemm->space.inner()),
+                                   step.cols > 1 ? step.chunk_cols : gemm->n,
+                                   dtype(gemm->out.storage) != DType::kF32);
       }
-      plan_.scratch_bytes = std::max(plan_.scratch_bytes, static_cast<size_t>(cells) * sizeof(float));
+      plan_.scratch_bytes = std::max(plan_.scratch_bytes, bytes);
     }
   }
 
   DType dtype(int index) const { return plan_.storages[static_cast<size_t>(index)].dtype; }
 
   const Graph& graph_;
+  const bool amx_;
   std::set<NodeId> revised_;
   Values values_;
   Groups groups_;
   std::vector<int> storage_;
   std::vector<Step> output_copies_;
+  std::vector<Life> lives_;  // by storage
   Plan plan_;
 };
 
 }  // namespace
 
-Plan make_plan(const Graph& graph) { return Planner(graph).run(); }
+Plan make_plan(const Graph& graph, bool amx) { return Planner(graph, amx).run(); }
 
 }  // namespace npu::cpu

@@ -1,5 +1,5 @@
-// What the fast executor runs: a list of steps over memory that is laid out in advance. A plan depends
-// on the graph alone, never on the number of threads, so neither do its results.
+// What the fast executor runs: a list of steps over memory that is laid out in advance. A plan
+// depends on the graph alone, never on the number of threads, so neither do its results.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,13 @@ namespace npu::cpu {
 
 // Memory of a stored value.
 struct Storage {
-  enum class Kind { kInput, kOutput, kArena };
+  // kLocal: lives within one stage, whose threads each keep only the rows of their chunk.
+  enum class Kind { kInput, kOutput, kArena, kLocal };
   Kind kind = Kind::kArena;
   size_t index = 0;   // of the input or output
-  size_t offset = 0;  // bytes into the arena
+  size_t offset = 0;  // bytes into the arena, or into a thread's scratch
   size_t bytes = 0;
+  size_t row_bytes = 0;  // kLocal
   DType dtype = DType::kF32;
 };
 
@@ -40,10 +42,11 @@ struct Access {
   int64_t inner_stride() const { return strides.empty() ? 0 : strides.back(); }
 };
 
-// ---- fused elementwise and row-wise ops ----------------------------------------------------------
+// ---- fused elementwise and row-wise ops
+// ----------------------------------------------------------
 
-// An operand of a loop: a register (block_rows × cols cells in a thread's scratch), a row of a storage,
-// or a number.
+// An operand of a loop: a register (block_rows × cols cells in a thread's scratch), a row of a
+// storage, or a number.
 struct LoopArg {
   enum class Where : uint8_t { kRegister, kMemory, kNumber };
   Where where = Where::kNumber;
@@ -72,7 +75,8 @@ struct LoopStep {
   int64_t block_rows = 1;
 };
 
-// ---- matrix products -------------------------------------------------------------------------------
+// ---- matrix products
+// -------------------------------------------------------------------------------
 
 // out[row] = alpha · lhs[row] · rhs[batch of row] (+ out[row])
 struct GemmStep {
@@ -86,6 +90,7 @@ struct GemmStep {
   int alpha_storage = -1;  // f32 factor read at run time
   int64_t alpha_offset = 0;
   bool accumulate = false;
+  bool amx = false;     // on AMX where the chunk is large enough, else by BLAS
   int64_t block_k = 0;  // 16-bit operands are widened in blocks of this many k; 0: none are
 };
 
@@ -118,6 +123,7 @@ struct Step {
 // each reads of the ones before only the rows of its own chunk.
 struct Stage {
   size_t first = 0, last = 0;  // steps [first, last)
+  std::vector<int> locals;     // storages of kind kLocal
 };
 
 struct Plan {
@@ -125,11 +131,11 @@ struct Plan {
   std::vector<Step> steps;
   std::vector<Stage> stages;
   size_t arena_bytes = 0;
-  size_t scratch_bytes = 0;  // per thread
+  size_t scratch_bytes = 0;  // per thread, local storages included
 };
 
-// Cannot fail: what has no fast path becomes a KernelStep. `graph` must outlive the plan.
-Plan make_plan(const Graph& graph);
+// Cannot fail: what has no fast path becomes a KernelStep. `amx`: products may use it.
+Plan make_plan(const Graph& graph, bool amx);
 
 // In words, for tests, logs and the bench.
 std::string step_text(const Plan& plan, const Step& step);

@@ -13,6 +13,8 @@ std::string storage_name(const Plan& plan, int index) {
       return "in" + std::to_string(storage.index);
     case Storage::Kind::kOutput:
       return "out" + std::to_string(storage.index);
+    case Storage::Kind::kLocal:
+      return "local" + std::to_string(index);
     case Storage::Kind::kArena:
       break;
   }
@@ -77,8 +79,8 @@ std::string plan_text(const Plan& plan) {
                      std::to_string(plan.scratch_bytes) + " bytes per thread\n";
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const Stage& stage = plan.stages[s];
-    text += "stage " + std::to_string(s) + ": " +
-            std::to_string(plan.steps[stage.first].chunks()) + " chunks\n";
+    text += "stage " + std::to_string(s) + ": " + std::to_string(plan.steps[stage.first].chunks()) +
+            " chunks\n";
     for (size_t i = stage.first; i < stage.last; ++i) {
       text += "    " + step_text(plan, plan.steps[i]) + "\n";
     }

@@ -1,5 +1,5 @@
-// Backend "cpu:reference": every node by its row's own kernel, in order. Slow, and the judge of every
-// other backend.
+// Backend "cpu:reference": every node by its row's own kernel, in order. Slow, and the judge of
+// every other backend.
 #include <cstring>
 #include <map>
 

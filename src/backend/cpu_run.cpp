@@ -27,7 +27,8 @@ void pause_briefly() {
 #endif
 }
 
-// Calls piece(first row, rows) for the parts of [first, last) that lie in one run of the inner loop.
+// Calls piece(first row, rows) for the parts of [first, last) that lie in one run of the inner
+// loop.
 template <class Piece>
 void for_inner_runs(const RowSpace& space, int64_t first, int64_t last, Piece&& piece) {
   const int64_t inner = space.inner();
@@ -43,7 +44,8 @@ void for_inner_runs(const RowSpace& space, int64_t first, int64_t last, Piece&& 
 void Workspace::reserve(const Plan& plan) {
   if (plan.scratch_bytes > scratch_bytes_) {
     std::vector<std::shared_ptr<std::byte>> grown;
-    for (size_t i = 0; i < scratch_.size(); ++i) grown.push_back(allocate_aligned(plan.scratch_bytes));
+    for (size_t i = 0; i < scratch_.size(); ++i)
+      grown.push_back(allocate_aligned(plan.scratch_bytes));
     scratch_ = std::move(grown);
     scratch_bytes_ = plan.scratch_bytes;
   }
@@ -56,10 +58,7 @@ void Workspace::reserve(const Plan& plan) {
 }
 
 PlanRunner::PlanRunner(Plan plan, int threads)
-    : plan_(std::move(plan)),
-      bases_(plan_.storages.size()),
-      stages_(plan_.stages.size()),
-      threads_(static_cast<size_t>(threads)) {
+    : plan_(std::move(plan)), stages_(plan_.stages.size()), threads_(static_cast<size_t>(threads)) {
   size_t operands = 0;
   for (const Step& step : plan_.steps) {
     if (const auto* loop = std::get_if<LoopStep>(&step.work)) {
@@ -67,6 +66,7 @@ PlanRunner::PlanRunner(Plan plan, int threads)
     }
   }
   for (ThreadState& thread : threads_) {
+    thread.bases.resize(plan_.storages.size());
     thread.rows.resize(operands);
     thread.row_bytes.resize(operands);
     thread.seconds.resize(plan_.steps.size());
@@ -84,12 +84,16 @@ std::vector<double> PlanRunner::step_seconds() {
 
 void PlanRunner::run(ThreadPool& pool, const Workspace& workspace,
                      std::span<std::byte* const> inputs, std::span<std::byte* const> outputs) {
-  NPU_CHECK(workspace.arena_bytes() >= plan_.arena_bytes, "the workspace was reserved for the plan");
-  for (size_t i = 0; i < bases_.size(); ++i) {
+  NPU_CHECK(workspace.arena_bytes() >= plan_.arena_bytes,
+            "the workspace was reserved for the plan");
+  for (size_t i = 0; i < plan_.storages.size(); ++i) {
     const Storage& storage = plan_.storages[i];
-    bases_[i] = storage.kind == Storage::Kind::kInput    ? inputs[storage.index]
-                : storage.kind == Storage::Kind::kOutput ? outputs[storage.index]
-                                                         : workspace.arena() + storage.offset;
+    std::byte* const base = storage.kind == Storage::Kind::kInput    ? inputs[storage.index]
+                            : storage.kind == Storage::Kind::kOutput ? outputs[storage.index]
+                            : storage.kind == Storage::Kind::kArena
+                                ? workspace.arena() + storage.offset
+                                : nullptr;  // set for each chunk
+    for (ThreadState& thread : threads_) thread.bases[i] = base;
   }
   workspace_ = &workspace;
   for (StageState& state : stages_) {
@@ -112,7 +116,8 @@ void PlanRunner::work(size_t thread) {
       if (!failed_.load(std::memory_order_relaxed)) run_chunk(stage, chunk, thread);
       if (state.done.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks) state.done.notify_all();
     }
-    for (int spin = 0; state.done.load(std::memory_order_acquire) < chunks && spin < kSpins; ++spin) {
+    for (int spin = 0; state.done.load(std::memory_order_acquire) < chunks && spin < kSpins;
+         ++spin) {
       pause_briefly();
     }
     int32_t done = 0;
@@ -121,6 +126,14 @@ void PlanRunner::work(size_t thread) {
 }
 
 void PlanRunner::run_chunk(const Stage& stage, int64_t chunk, size_t thread) {
+  for (const int index : stage.locals) {
+    const Storage& storage = plan_.storages[static_cast<size_t>(index)];
+    const int64_t first = chunk * plan_.steps[stage.first].chunk_rows;
+    // Rows keep their numbers, so the base lies before the chunk's first row.
+    threads_[thread].bases[static_cast<size_t>(index)] =
+        reinterpret_cast<std::byte*>(workspace_->scratch(thread)) + storage.offset -
+        first * static_cast<int64_t>(storage.row_bytes);
+  }
   try {
     for (size_t i = stage.first; i < stage.last; ++i) {
       const double start = timed_ ? thread_seconds() : 0;
@@ -134,27 +147,38 @@ void PlanRunner::run_chunk(const Stage& stage, int64_t chunk, size_t thread) {
   }
 }
 
-const std::byte* PlanRunner::row_address(const RowSpace& space, const Access& access,
-                                         int64_t row) const {
+int64_t PlanRunner::element_bytes(const Access& access) const {
+  return static_cast<int64_t>(
+      dtype_bytes(plan_.storages[static_cast<size_t>(access.storage)].dtype));
+}
+
+const std::byte* PlanRunner::row_address(const RowSpace& space, const Access& access, int64_t row,
+                                         size_t thread) const {
   int64_t offset = access.offset;
   for (size_t i = space.sizes.size(); i-- > 0;) {
     offset += row % space.sizes[i] * access.strides[i];
     row /= space.sizes[i];
   }
-  const size_t storage = static_cast<size_t>(access.storage);
-  return bases_[storage] +
-         offset * static_cast<int64_t>(dtype_bytes(plan_.storages[storage].dtype));
+  return threads_[thread].bases[static_cast<size_t>(access.storage)] +
+         offset * element_bytes(access);
 }
 
 void PlanRunner::run_step(const Step& step, int64_t chunk, size_t thread) {
-  if (const auto* kernel = std::get_if<KernelStep>(&step.work)) return run_kernel(*kernel);
+  if (const auto* loop = std::get_if<LoopStep>(&step.work)) {
+    const int64_t first = chunk * step.chunk_rows;
+    run_loops(*loop, first, std::min(step.rows, first + step.chunk_rows), thread);
+  } else if (std::holds_alternative<GemmStep>(step.work)) {
+    run_gemm_rows(step, chunk, thread);
+  } else {
+    run_kernel(std::get<KernelStep>(step.work), thread);
+  }
+}
+
+void PlanRunner::run_gemm_rows(const Step& step, int64_t chunk, size_t thread) {
+  const auto& gemm = std::get<GemmStep>(step.work);
   const int64_t col_chunks = (step.cols + step.chunk_cols - 1) / step.chunk_cols;
   const int64_t first = chunk / col_chunks * step.chunk_rows;
   const int64_t last = std::min(step.rows, first + step.chunk_rows);
-  if (const auto* loop = std::get_if<LoopStep>(&step.work)) {
-    return run_loops(*loop, first, last, thread);
-  }
-  const auto& gemm = std::get<GemmStep>(step.work);
   const auto dtype = [&](const Access& a) {
     return plan_.storages[static_cast<size_t>(a.storage)].dtype;
   };
@@ -164,8 +188,8 @@ void PlanRunner::run_step(const Step& step, int64_t chunk, size_t thread) {
   call.out_dtype = dtype(gemm.out);
   call.alpha = static_cast<float>(gemm.alpha);
   if (gemm.alpha_storage >= 0) {
-    call.alpha *= reinterpret_cast<const float*>(
-        bases_[static_cast<size_t>(gemm.alpha_storage)])[gemm.alpha_offset];
+    const std::byte* base = threads_[thread].bases[static_cast<size_t>(gemm.alpha_storage)];
+    call.alpha *= reinterpret_cast<const float*>(base)[gemm.alpha_offset];
   }
   call.scratch = workspace_->scratch(thread);
   const int64_t col = step.cols > 1 ? chunk % col_chunks * step.chunk_cols : 0;
@@ -173,11 +197,11 @@ void PlanRunner::run_step(const Step& step, int64_t chunk, size_t thread) {
   const int64_t rhs_step = gemm.rhs_transposed ? gemm.rhs_ld : 1;
   for_inner_runs(gemm.space, first, last, [&](int64_t row, int64_t rows) {
     call.m = rows;
-    call.lhs = row_address(gemm.space, gemm.lhs, row);
-    call.rhs = row_address(gemm.space, gemm.rhs, row) +
-               col * rhs_step * static_cast<int64_t>(dtype_bytes(call.rhs_dtype));
-    call.out = const_cast<std::byte*>(row_address(gemm.space, gemm.out, row)) +
-               col * static_cast<int64_t>(dtype_bytes(call.out_dtype));
+    call.lhs = row_address(gemm.space, gemm.lhs, row, thread);
+    call.rhs =
+        row_address(gemm.space, gemm.rhs, row, thread) + col * rhs_step * element_bytes(gemm.rhs);
+    call.out = const_cast<std::byte*>(row_address(gemm.space, gemm.out, row, thread)) +
+               col * element_bytes(gemm.out);
     run_gemm(gemm, call);
   });
 }
@@ -186,13 +210,11 @@ void PlanRunner::run_loops(const LoopStep& step, int64_t first, int64_t last, si
   ThreadState& state = threads_[thread];
   for (size_t i = 0; i < step.memory.size(); ++i) {
     const Access& access = step.memory[i];
-    state.row_bytes[i] = access.inner_stride() *
-                         static_cast<int64_t>(dtype_bytes(
-                             plan_.storages[static_cast<size_t>(access.storage)].dtype));
+    state.row_bytes[i] = access.inner_stride() * element_bytes(access);
   }
   for_inner_runs(step.space, first, last, [&](int64_t run, int64_t rows) {
     for (size_t i = 0; i < step.memory.size(); ++i) {
-      state.rows[i] = row_address(step.space, step.memory[i], run);
+      state.rows[i] = row_address(step.space, step.memory[i], run, thread);
     }
     for (int64_t row = 0; row < rows; row += step.block_rows) {
       run_block(step, std::min(step.block_rows, rows - row), row, thread);
@@ -212,10 +234,9 @@ void PlanRunner::run_block(const LoopStep& step, int64_t rows, int64_t row, size
         return registers + step.register_start[index] * step.block_rows + arg.column;
       case Where::kMemory: {
         const Access& access = step.memory[index];
-        const DType dtype = plan_.storages[static_cast<size_t>(access.storage)].dtype;
         stride = access.inner_stride();
         return state.rows[index] + row * state.row_bytes[index] +
-               arg.column * static_cast<int64_t>(dtype_bytes(dtype));
+               arg.column * element_bytes(access);
       }
       case Where::kNumber:
         break;
@@ -234,16 +255,17 @@ void PlanRunner::run_block(const LoopStep& step, int64_t rows, int64_t row, size
   }
 }
 
-void PlanRunner::run_kernel(const KernelStep& step) {
+void PlanRunner::run_kernel(const KernelStep& step, size_t thread) {
+  const std::vector<std::byte*>& bases = threads_[thread].bases;
   std::vector<Tensor> operands;
   for (const KernelStep::Operand& operand : step.operands) {
     const int64_t bytes = static_cast<int64_t>(dtype_bytes(operand.type.dtype));
-    operands.push_back(Tensor::borrow(operand.type.dtype, operand.type.shape,
-                                      bases_[static_cast<size_t>(operand.storage)] +
-                                          operand.offset * bytes));
+    operands.push_back(
+        Tensor::borrow(operand.type.dtype, operand.type.shape,
+                       bases[static_cast<size_t>(operand.storage)] + operand.offset * bytes));
   }
   Tensor out = Tensor::borrow(step.out_type.dtype, step.out_type.shape,
-                              bases_[static_cast<size_t>(step.out)]);
+                              bases[static_cast<size_t>(step.out)]);
   step.op->kernel(operands, step.attrs, out);
 }
 

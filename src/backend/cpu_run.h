@@ -1,5 +1,5 @@
-// Runs plans: all threads walk the same list of stages and take chunks of each until it is done, so a
-// call wakes the pool once, and a thread that comes late or never is not waited for.
+// Runs plans: all threads walk the same list of stages and take chunks of each until it is done, so
+// a call wakes the pool once, and a thread that comes late or never is not waited for.
 #pragma once
 
 #include <atomic>
@@ -21,9 +21,7 @@ class Workspace {
   // Grows to what `plan` needs. Throws std::bad_alloc and stays as it was.
   void reserve(const Plan& plan);
   std::byte* arena() const { return arena_.get(); }
-  float* scratch(size_t thread) const {
-    return reinterpret_cast<float*>(scratch_[thread].get());
-  }
+  float* scratch(size_t thread) const { return reinterpret_cast<float*>(scratch_[thread].get()); }
   size_t arena_bytes() const { return arena_bytes_; }
 
  private:
@@ -42,8 +40,8 @@ class PlanRunner {
   void run(ThreadPool& pool, const Workspace& workspace, std::span<std::byte* const> inputs,
            std::span<std::byte* const> outputs);
 
-  // CPU seconds of all threads by step, summed over the runs since the first call, which turns timing
-  // on.
+  // CPU seconds of all threads by step, summed over the runs since the first call, which turns
+  // timing on.
   std::vector<double> step_seconds();
 
  private:
@@ -52,6 +50,7 @@ class PlanRunner {
     alignas(64) std::atomic<int32_t> done = 0;
   };
   struct alignas(64) ThreadState {
+    std::vector<std::byte*> bases;       // by storage
     std::vector<const std::byte*> rows;  // by memory operand of the loop step at hand
     std::vector<int64_t> row_bytes;
     std::vector<double> seconds;
@@ -62,13 +61,15 @@ class PlanRunner {
   void run_step(const Step& step, int64_t chunk, size_t thread);
   void run_loops(const LoopStep& step, int64_t first, int64_t last, size_t thread);
   void run_block(const LoopStep& step, int64_t rows, int64_t row, size_t thread);
-  void run_kernel(const KernelStep& step);
-  const std::byte* row_address(const RowSpace& space, const Access& access, int64_t row) const;
+  void run_gemm_rows(const Step& step, int64_t chunk, size_t thread);
+  void run_kernel(const KernelStep& step, size_t thread);
+  const std::byte* row_address(const RowSpace& space, const Access& access, int64_t row,
+                               size_t thread) const;
+  int64_t element_bytes(const Access& access) const;
 
   Plan plan_;
   bool timed_ = false;
   const Workspace* workspace_ = nullptr;
-  std::vector<std::byte*> bases_;  // by storage
   std::vector<StageState> stages_;
   std::vector<ThreadState> threads_;
   std::atomic<bool> failed_ = false;

@@ -187,14 +187,15 @@ class ValuePlanner {
            values_.gemms[static_cast<size_t>(place(users(id)[0]).gemm)].accumulate == id;
   }
 
-  // A result that is only read through a transpose is written in the reader's order where the reader
-  // could not address it otherwise: attention's heads become columns again without a copy.
+  // A result that is only read through a transpose is written in the reader's order where the
+  // reader could not address it otherwise: attention's heads become columns again without a copy.
   void choose_layouts() {
     for (size_t i = 0; i < graph_.nodes().size(); ++i) {
       const NodeId id = static_cast<NodeId>(i);
       Place& p = place(id);
       if (p.role == Role::kView) {
-        if (const auto view = view_of(graph_, graph_.node(id), place(graph_.node(id).inputs[0]).view);
+        if (const auto view =
+                view_of(graph_, graph_.node(id), place(graph_.node(id).inputs[0]).view);
             view) {
           p.view = *view;
         }
@@ -258,7 +259,8 @@ class ValuePlanner {
     for (const NodeId user : users(id)) {
       const Role role = place(user).role;
       const bool product = graph_.node(user).op->name == "matmul";
-      if (product ? !fits_product(graph_, user, id, view) : role == Role::kLoop && !rows_contiguous) {
+      if (product ? !fits_product(graph_, user, id, view)
+                  : role == Role::kLoop && !rows_contiguous) {
         return false;
       }
       if (role == Role::kKernel && !dense) return false;

@@ -29,8 +29,8 @@ struct GemmSpec {
 
 struct Place {
   Role role = Role::kKernel;
-  NodeId root = -1;  // whose storage holds the value
-  View view;         // of the root's storage
+  NodeId root = -1;     // whose storage holds the value
+  View view;            // of the root's storage
   bool copied = false;  // a view that is stored after all, by a copying loop
   int gemm = -1;
 };
@@ -46,8 +46,8 @@ struct Values {
 // products run in their row's kernel, other results keep their own layout.
 Values plan_values(const Graph& graph, const std::set<NodeId>& revised);
 
-// What a node's value is as a way of reading its first operand, stored as `operand`: nothing when the
-// node computes, or the loops don't divide.
+// What a node's value is as a way of reading its first operand, stored as `operand`: nothing when
+// the node computes, or the loops don't divide.
 std::optional<View> view_of(const Graph& graph, const Node& node, const View& operand);
 
 // A matrix whose elements BLAS can address: row major with leading dimension ld, or transposed.
@@ -60,8 +60,8 @@ std::optional<BlasMatrix> blas_matrix(const Factor& rows, const Factors& cols);
 // Whether BLAS can read `operand` of a matmul node in place when it lies as `view`.
 bool fits_product(const Graph& graph, NodeId product, NodeId operand, const View& view);
 
-// True when the node's value in registers is its operand's: nothing moves between rows, and at most a
-// window of the columns is taken or one column repeated.
+// True when the node's value in registers is its operand's: nothing moves between rows, and at most
+// a window of the columns is taken or one column repeated.
 bool is_register_alias(const Graph& graph, const Node& node);
 
 // Rows and columns of a type as loops see them: the last dimension is the columns.

@@ -1,5 +1,5 @@
-// Strided views: where the elements of a value lie inside the memory of another one, so that reshape,
-// transpose, slice and broadcast need no copy.
+// Strided views: where the elements of a value lie inside the memory of another one, so that
+// reshape, transpose, slice and broadcast need no copy.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,15 @@ struct Factor {
   bool operator==(const Factor&) const = default;
 };
 
-// Nested loops, outermost first, none of size 1 and none that continues the one inside it. Empty: one
-// element.
+// Nested loops, outermost first, none of size 1 and none that continues the one inside it. Empty:
+// one element.
 using Factors = std::vector<Factor>;
 
 Factors joined(const Factors& outer, const Factors& inner);
 int64_t loop_count(const Factors& factors);
 
-// A dimension may be several loops: [B, NH, S, D] stored, read as [B·S, NH·D], has (B,S) and (NH,D).
+// A dimension may be several loops: [B, NH, S, D] stored, read as [B·S, NH·D], has (B,S) and
+// (NH,D).
 struct View {
   int64_t offset = 0;  // elements before the first one
   std::vector<Factors> dims;

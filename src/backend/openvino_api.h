@@ -57,7 +57,8 @@ struct OvPortType {
   Shape shape;
 };
 
-// The loaded library. Methods name the failed action and carry the library's own message.
+// The loaded library. Methods name the failed action and carry the library's own message. Handles
+// must be gone before exit handlers run: freeing a core touches static data of the library.
 class OpenVinoLibrary {
  public:
   // The library stays mapped until the process ends: its thread pools do not survive dlclose.

@@ -1,3 +1,4 @@
+// Greedy placement, largest value first.
 #include "compile/arena.h"
 
 #include <algorithm>

@@ -47,6 +47,8 @@ struct CompileOutcome {
 };
 std::string_view outcome_name(CompileOutcome::Kind kind);
 
+struct Manifest;  // compile/manifest.h
+
 // Layout: DIR/parts/<digest>.json (manifest: key items, outcome, sha256 and size of the blob) and
 // DIR/parts/<digest>.blob. Both are published by rename; a blob whose digest does not match its
 // manifest is dropped with a warning and counts as a miss. The directory is untrusted input.
@@ -61,7 +63,18 @@ class Cache {
   std::string explain_miss(const CacheKey& key, std::string_view group) const;
   const fs::path& directory() const { return directory_; }
 
+  // Bundles carry entries to another host. Entries that are absent are left out; returns how many
+  // went in. `digests` are CacheKey::digest()s.
+  size_t export_bundle(const std::vector<std::string>& digests, const fs::path& file) const;
+  // Adds the entries of a bundle; returns how many. The file is untrusted: every entry is checked
+  // before the first is stored. Errors name the file and the entry.
+  size_t import_bundle(const fs::path& file) const;
+
  private:
+  fs::path manifest_path(const std::string& digest) const;
+  fs::path blob_path(const std::string& digest) const;
+  void publish_entry(const Manifest& manifest, std::string_view blob) const;
+
   fs::path directory_;
 };
 

@@ -102,7 +102,9 @@ class PlanCompiler {
     for (size_t i = 0; i < wanted.size(); ++i) {
       if (!wanted[i] || plan_.distinct[i].outcome) continue;
       if (compiler.empty()) compiler = backend_.compiler_version().take();
-      jobs_.push_back({i, key_of(plan_.distinct[i], backend_.traits(), compiler, options_)});
+      CacheKey key = key_of(plan_.distinct[i], backend_.traits(), compiler, options_);
+      plan_.distinct[i].cache_digest = key.digest();
+      jobs_.push_back({i, std::move(key)});
     }
   }
 

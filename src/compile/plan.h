@@ -48,6 +48,7 @@ struct DistinctPart {
   std::string group, first_use;  // "fwd", "layer_fwd.2"
   int uses = 0;
   std::optional<CompileOutcome> outcome;
+  std::string cache_digest;  // its entry in the cache; set with `outcome`
 };
 
 struct Plan {

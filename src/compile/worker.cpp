@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "base/process.h"
+#include "compile/fields.h"
 #include "ir/text.h"
 #include "ops/table.h"
 
@@ -23,7 +24,6 @@ namespace {
 using Kind = CompileOutcome::Kind;
 
 constexpr std::string_view kJobTag = "npu-compile-job-1", kReplyTag = "npu-compile-reply-1";
-constexpr size_t kLengthBytes = 8;
 constexpr size_t kJobLimit = size_t{1} << 30;
 
 // Exit code of a child whose allocation failed: no words left to say it with.
@@ -131,7 +131,7 @@ JobResult do_job(std::string_view message, const MakeBackend& make) {
                     "this command is for npu-lora's own use"});
   }
   CompileOptions options;
-  options.threads = std::atoi((*fields)[3].c_str());
+  options.threads = std::atoi(std::string((*fields)[3]).c_str());
   for (size_t i = 4; i < fields->size(); i += 2) {
     options.vendor.emplace_back((*fields)[i], (*fields)[i + 1]);
   }
@@ -143,33 +143,6 @@ JobResult do_job(std::string_view message, const MakeBackend& make) {
 }
 
 }  // namespace
-
-std::string pack_fields(const std::vector<std::string>& fields) {
-  std::string bytes;
-  for (const std::string& field : fields) {
-    for (size_t i = 0; i < kLengthBytes; ++i) {
-      bytes += static_cast<char>((field.size() >> (8 * i)) & 0xff);
-    }
-    bytes += field;
-  }
-  return bytes;
-}
-
-std::optional<std::vector<std::string>> unpack_fields(std::string_view bytes) {
-  std::vector<std::string> fields;
-  while (!bytes.empty()) {
-    if (bytes.size() < kLengthBytes) return std::nullopt;
-    uint64_t length = 0;
-    for (size_t i = 0; i < kLengthBytes; ++i) {
-      length |= static_cast<uint64_t>(static_cast<unsigned char>(bytes[i])) << (8 * i);
-    }
-    bytes.remove_prefix(kLengthBytes);
-    if (length > bytes.size()) return std::nullopt;
-    fields.emplace_back(bytes.substr(0, length));
-    bytes.remove_prefix(length);
-  }
-  return fields;
-}
 
 JobResult compile_here(Backend& backend, const Graph& part, const CompileOptions& options) {
   const auto start = std::chrono::steady_clock::now();

@@ -14,11 +14,6 @@
 
 namespace npu {
 
-// A message is a list of fields, each preceded by its length as 8 bytes, low byte first.
-std::string pack_fields(const std::vector<std::string>& fields);
-// Nothing when the bytes are not exactly such a list.
-std::optional<std::vector<std::string>> unpack_fields(std::string_view bytes);
-
 // A compile's end, and whether the same job would end so again: a missing library, a full disk or a
 // kill from outside says nothing about the part, so such outcomes are not cached.
 struct JobResult {

@@ -175,14 +175,7 @@ Batcher::~Batcher() = default;
 Batch Batcher::next() {
   State& s = *state_;
   if (s.position.batch_in_epoch == s.batches()) s.plan_epoch(s.position.epoch + 1);
-  Batch batch;
-  batch.batch = s.options.batch;
-  batch.seq_len = s.options.seq_len;
-  const auto size = static_cast<size_t>(batch.rows());
-  batch.input_ids.assign(size, s.options.pad_id);
-  batch.labels.assign(size, kNoLoss);
-  batch.segments.assign(size, -1);
-  batch.positions.assign(size, 0);
+  Batch batch = padding_batch(s.options.batch, s.options.seq_len, s.options.pad_id);
   const int64_t first = s.position.batch_in_epoch * s.options.batch;
   const int64_t last = std::min(first + s.options.batch, static_cast<int64_t>(s.sequences.size()));
   for (int64_t i = first; i < last; ++i)

@@ -17,6 +17,16 @@ Json first_messages(const Json& messages, size_t count) {
   return part;
 }
 
+std::string roles(const Json& messages) {
+  constexpr size_t kShown = 5;
+  std::string names;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (i == kShown) return names + ", …";
+    names += (i > 0 ? ", " : "") + messages[i].at("role").get<std::string>().substr(0, 20);
+  }
+  return names;
+}
+
 }  // namespace
 
 std::optional<Error> check_messages(const Json& messages, const std::string& where) {
@@ -75,8 +85,7 @@ Result<ChatText> render_chat(const ChatTemplate& chat_template, ChatTemplate::In
   }
   if (chat.trained.empty())
     return Error{ErrorKind::kBadInput, where, "no assistant turn to train on",
-                 std::to_string(messages.size()) + " messages",
-                 "add an assistant turn, or use --train-on all"};
+                 "roles " + roles(messages), "add an assistant turn, or use --train-on all"};
   return chat;
 }
 

@@ -10,7 +10,8 @@ std::string value_text(const Json& value) {
   if (value.is_object() && value.size() > 8) return "an object of " + std::to_string(value.size());
   if (value.is_array() && value.size() > 8) return "a list of " + std::to_string(value.size());
   std::string text = value.dump();
-  if (text.size() > kLongest) return std::string(value.type_name()) + " of " + std::to_string(text.size()) + " bytes";
+  if (text.size() > kLongest)
+    return std::string(value.type_name()) + " of " + std::to_string(text.size()) + " bytes";
   return text;
 }
 
@@ -34,7 +35,8 @@ int64_t ConfigReader::whole(std::string_view key, int64_t low, int64_t high,
                             std::optional<int64_t> fallback) const {
   if (fallback && find(key) == nullptr) return *fallback;
   const Json& value = require(key);
-  const std::string range = "a whole number from " + std::to_string(low) + " to " + std::to_string(high);
+  const std::string range =
+      "a whole number from " + std::to_string(low) + " to " + std::to_string(high);
   if (!value.is_number_integer()) refuse(key, "must be " + range);
   if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX))
     refuse(key, "must be " + range);

@@ -1,5 +1,5 @@
-// Typed access to an untrusted JSON object: each value is there with its type and range, or an error
-// names file, key and value. Private to src/io.
+// Typed access to an untrusted JSON object: each value is there with its type and range, or an
+// error names file, key and value. Private to src/io.
 #pragma once
 
 #include <cstdint>

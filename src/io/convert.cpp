@@ -23,13 +23,15 @@ std::string torch_name(DType dtype) {
     case DType::kF16:
       return "float16";
     default:
-      fail(ErrorKind::kUsage, "--dtype", "weights are f32, bf16 or f16", std::string(dtype_name(dtype)));
+      fail(ErrorKind::kUsage, "--dtype", "weights are f32, bf16 or f16",
+           std::string(dtype_name(dtype)));
   }
 }
 
 void write_json(const fs::path& path, const Json& json) { publish_text(path, json.dump(2) + "\n"); }
 
-// generation_config.json: the ids that end and begin text, as transformers derives them from the config.
+// generation_config.json: the ids that end and begin text, as transformers derives them from the
+// config.
 Json generation_config(const Json& config) {
   Json result = {{"_from_model_config", true}};
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"})
@@ -49,15 +51,16 @@ Json special_tokens_map(const TokenizerFiles& files) {
 // The directory is replaced as a whole, so it may hold nothing that a conversion does not write.
 void check_output(const fs::path& directory) {
   static constexpr std::string_view kOurs[] = {
-      "config.json",           "generation_config.json",  "model.safetensors.index.json",
-      "tokenizer.json",        "tokenizer_config.json",   "special_tokens_map.json"};
+      "config.json",    "generation_config.json", "model.safetensors.index.json",
+      "tokenizer.json", "tokenizer_config.json",  "special_tokens_map.json"};
   if (!fs::is_directory(directory)) return;
   for (const auto& entry : fs::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
     const bool weights = name.starts_with("model") && name.ends_with(".safetensors");
     if (weights || std::ranges::find(kOurs, name) != std::end(kOurs)) continue;
-    fail(ErrorKind::kUsage, directory.string(), "the output directory holds files of something else",
-         in_quotes(name), "name a new or empty directory");
+    fail(ErrorKind::kUsage, directory.string(),
+         "the output directory holds files of something else", in_quotes(name),
+         "name a new or empty directory");
   }
 }
 
@@ -90,7 +93,8 @@ void convert_gguf(const fs::path& gguf, const fs::path& out_directory, DType dty
   publish_text(staged.path() / "tokenizer_config.json", tokenizer.tokenizer_config_json);
   write_json(staged.path() / "special_tokens_map.json", special_tokens_map(tokenizer));
   staged.commit();
-  log_info("convert", std::to_string(specs.size()) + " tensors written to " + out_directory.string());
+  log_info("convert",
+           std::to_string(specs.size()) + " tensors written to " + out_directory.string());
 }
 
 }  // namespace npu

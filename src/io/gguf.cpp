@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <charconv>
+#include <cmath>
 #include <cstring>
 #include <set>
 
@@ -24,7 +24,19 @@ constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kMaxAlignment = uint64_t{1} << 20;
 
 enum class ValueType : uint32_t {
-  kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64,
+  kU8,
+  kI8,
+  kU16,
+  kI16,
+  kU32,
+  kI32,
+  kF32,
+  kBool,
+  kString,
+  kArray,
+  kU64,
+  kI64,
+  kF64,
 };
 
 // Bytes that an element of the type takes at least.
@@ -49,7 +61,8 @@ size_t least_bytes(ValueType type) {
 // A position in the file that never leaves it.
 class Cursor {
  public:
-  Cursor(std::span<const std::byte> file, std::string where) : file_(file), where_(std::move(where)) {}
+  Cursor(std::span<const std::byte> file, std::string where)
+      : file_(file), where_(std::move(where)) {}
 
   template <class T>
   T read() {
@@ -76,8 +89,8 @@ class Cursor {
   size_t left() const { return file_.size() - at_; }
   void need(uint64_t bytes) const {
     if (bytes > left())
-      refuse("the file ends too early", std::to_string(left()) + " of " + std::to_string(bytes) +
-                                            " bytes left");
+      refuse("the file ends too early",
+             std::to_string(left()) + " of " + std::to_string(bytes) + " bytes left");
   }
   [[noreturn]] void refuse(std::string what, std::string got = "", std::string hint = "") const {
     fail_input(where_ + ": byte " + std::to_string(at_), std::move(what), std::move(got),
@@ -159,7 +172,8 @@ GgufValue read_array(Cursor& cursor) {
   }
   std::vector<int64_t> numbers;
   numbers.reserve(count);
-  for (uint64_t i = 0; i < count; ++i) numbers.push_back(as_whole(cursor, read_scalar(cursor, type)));
+  for (uint64_t i = 0; i < count; ++i)
+    numbers.push_back(as_whole(cursor, read_scalar(cursor, type)));
   return numbers;
 }
 

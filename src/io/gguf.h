@@ -1,5 +1,5 @@
-// GGUF, versions 2 and 3: metadata and a table of tensors, read as a hostile file. What the keys and
-// names mean for a model is gguf_model.h's concern.
+// GGUF, versions 2 and 3: metadata and a table of tensors, read as a hostile file. What the keys
+// and names mean for a model is gguf_model.h's concern.
 #pragma once
 
 #include <cstddef>
@@ -38,8 +38,8 @@ struct GgmlTypeInfo {
 // Null for a type that is not implemented.
 const GgmlTypeInfo* find_ggml_type(uint32_t type);
 
-// `out` = the values of `blocks`, in f32 arithmetic as the format's reference does it (scale·q + min,
-// no fused multiply-add). Sizes must agree: whole blocks.
+// `out` = the values of `blocks`, in f32 arithmetic as the format's reference does it (scale·q +
+// min, no fused multiply-add). Sizes must agree: whole blocks.
 void dequantize(GgmlType type, std::span<const std::byte> blocks, std::span<float> out);
 
 using GgufValue = std::variant<uint64_t, int64_t, float, double, bool, std::string,
@@ -48,8 +48,8 @@ using GgufValue = std::variant<uint64_t, int64_t, float, double, bool, std::stri
 struct GgufTensor {
   std::string name;
   GgmlType type;
-  Shape shape;            // outermost first, the reverse of the file's order
-  size_t begin = 0;       // bytes from the start of the file
+  Shape shape;       // outermost first, the reverse of the file's order
+  size_t begin = 0;  // bytes from the start of the file
   size_t bytes = 0;
 };
 
@@ -71,8 +71,9 @@ struct Gguf {
   const std::vector<int64_t>& wholes(std::string_view key) const;
 };
 
-// Reads everything but the tensors' bytes. Refused beyond what the format demands: arrays in arrays,
-// duplicate keys or names, overlapping tensors, strings that are not UTF-8. Throws UserError.
+// Reads everything but the tensors' bytes. Refused beyond what the format demands: arrays in
+// arrays, duplicate keys or names, overlapping tensors, strings that are not UTF-8. Throws
+// UserError.
 Gguf parse_gguf(std::span<const std::byte> file, std::string_view where);
 
 }  // namespace npu

@@ -1,5 +1,5 @@
-// The quantised blocks of GGUF → f32. Layouts are those of ggml's block structs; in all of them a row is
-// a run of blocks and every field is little endian and unaligned.
+// The quantised blocks of GGUF → f32. Layouts are those of ggml's block structs; in all of them a
+// row is a run of blocks and every field is little endian and unaligned.
 #include <array>
 #include <cstring>
 
@@ -60,8 +60,8 @@ void q4_1(const std::byte* block, float* out) {
   }
 }
 
-// Eight 6-bit scales and eight 6-bit minima in 12 bytes: the first four of each in the low bits of bytes
-// 0…3 and 4…7; the last four as nibbles of bytes 8…11 with their high bits atop the first.
+// Eight 6-bit scales and eight 6-bit minima in 12 bytes: the first four of each in the low bits of
+// bytes 0…3 and 4…7; the last four as nibbles of bytes 8…11 with their high bits atop the first.
 struct ScaleAndMin {
   int scale, min;
 };
@@ -72,8 +72,8 @@ ScaleAndMin q4_k_scale(const std::byte* packed, int group) {
           (nibbles >> 4) | (byte_at(packed, group) >> 6 << 4)};
 }
 
-// f16 d, f16 dmin, scales[12], u4 q[256]: eight groups of 32, (d·scale)·q - dmin·min. Groups 2k and 2k+1
-// are the low and high nibbles of the k-th 32 bytes.
+// f16 d, f16 dmin, scales[12], u4 q[256]: eight groups of 32, (d·scale)·q - dmin·min. Groups 2k and
+// 2k+1 are the low and high nibbles of the k-th 32 bytes.
 void q4_k(const std::byte* block, float* out) {
   const float d = half_at(block), dmin = half_at(block + 2);
   for (int group = 0; group < 8; ++group) {
@@ -88,9 +88,9 @@ void q4_k(const std::byte* block, float* out) {
   }
 }
 
-// u4 low[256], u2 high[256], i8 scales[16], f16 d: (d·scale)·(q-32), a scale for each 16 elements. Each
-// half of 128 elements takes 64 bytes of low nibbles and 32 of high bits: quarter k (32 elements) has its
-// nibbles in bytes (k%2)·32…, low for k<2, and its high bits at 2k.
+// u4 low[256], u2 high[256], i8 scales[16], f16 d: (d·scale)·(q-32), a scale for each 16 elements.
+// Each half of 128 elements takes 64 bytes of low nibbles and 32 of high bits: quarter k (32
+// elements) has its nibbles in bytes (k%2)·32…, low for k<2, and its high bits at 2k.
 void q6_k(const std::byte* block, float* out) {
   const float d = half_at(block + 208);
   for (int half = 0; half < 2; ++half) {
@@ -103,8 +103,7 @@ void q6_k(const std::byte* block, float* out) {
         const int q4 = quarter < 2 ? nibbles & 15 : nibbles >> 4;
         const int q = (q4 | (byte_at(high, i) >> (2 * quarter) & 3) << 4) - 32;
         const int scale = static_cast<int8_t>(scales[quarter * 2 + i / 16]);
-        out[half * 128 + quarter * 32 + i] =
-            d * static_cast<float>(scale) * static_cast<float>(q);
+        out[half * 128 + quarter * 32 + i] = d * static_cast<float>(scale) * static_cast<float>(q);
       }
     }
   }
@@ -147,8 +146,9 @@ void dequantize(GgmlType type, std::span<const std::byte> blocks, std::span<floa
   NPU_CHECK(info != nullptr, "type " + std::to_string(static_cast<uint32_t>(type)));
   const auto elements = static_cast<size_t>(info->block_elements);
   const auto bytes = static_cast<size_t>(info->block_bytes);
-  NPU_CHECK(out.size() % elements == 0 && blocks.size() == out.size() / elements * bytes,
-            std::to_string(blocks.size()) + " bytes for " + std::to_string(out.size()) + " elements");
+  NPU_CHECK(
+      out.size() % elements == 0 && blocks.size() == out.size() / elements * bytes,
+      std::to_string(blocks.size()) + " bytes for " + std::to_string(out.size()) + " elements");
   for (size_t i = 0; i < out.size() / elements; ++i)
     dequantize_block(type, blocks.data() + i * bytes, out.data() + i * elements);
 }

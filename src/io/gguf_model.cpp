@@ -21,14 +21,10 @@ constexpr NamePair kModelNames[] = {
     {"output", "lm_head"},
 };
 constexpr NamePair kLayerNames[] = {
-    {"attn_norm", "input_layernorm"},
-    {"attn_q", "self_attn.q_proj"},
-    {"attn_k", "self_attn.k_proj"},
-    {"attn_v", "self_attn.v_proj"},
-    {"attn_output", "self_attn.o_proj"},
-    {"ffn_norm", "post_attention_layernorm"},
-    {"ffn_gate", "mlp.gate_proj"},
-    {"ffn_up", "mlp.up_proj"},
+    {"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
+    {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
+    {"attn_output", "self_attn.o_proj"}, {"ffn_norm", "post_attention_layernorm"},
+    {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
     {"ffn_down", "mlp.down_proj"},
 };
 constexpr std::string_view kRopeFactors = "rope_freqs.weight";
@@ -38,8 +34,9 @@ std::string_view lookup(std::span<const NamePair> table, std::string_view name) 
   return row == table.end() ? std::string_view() : row->hf;
 }
 
-// λ-dependent factors of Llama 3's scaling for each of the head_dim/2 frequencies, as llama.cpp's converter
-// stores them: the inverse frequency is divided by them (transformers modeling_rope_utils, llama3).
+// λ-dependent factors of Llama 3's scaling for each of the head_dim/2 frequencies, as llama.cpp's
+// converter stores them: the inverse frequency is divided by them (transformers
+// modeling_rope_utils, llama3).
 std::vector<double> llama3_factors(double theta, int64_t head_dim, const RopeScaling& scaling) {
   std::vector<double> factors;
   const auto old_len = static_cast<double>(scaling.original_max_position_embeddings);
@@ -59,8 +56,8 @@ std::vector<double> llama3_factors(double theta, int64_t head_dim, const RopeSca
   return factors;
 }
 
-// The scaling whose factors the file holds. All published Llama 3 models share low 1, high 4 and 8192 old
-// positions and differ in the factor, which the lowest frequency shows plainly.
+// The scaling whose factors the file holds. All published Llama 3 models share low 1, high 4 and
+// 8192 old positions and differ in the factor, which the lowest frequency shows plainly.
 Json recognise_rope_factors(const GgufModel& model, const GgufTensor& tensor, double theta,
                             int64_t head_dim) {
   const std::string where = model.gguf.where + ": " + std::string(kRopeFactors);
@@ -72,7 +69,8 @@ Json recognise_rope_factors(const GgufModel& model, const GgufTensor& tensor, do
   scaling.factor = stored.back();
   const std::vector<double> expected = llama3_factors(theta, head_dim, scaling);
   for (size_t i = 0; i < stored.size(); ++i)
-    if (!(std::abs(stored[i] - expected[i]) <= 1e-4 * std::abs(expected[i])) || !(scaling.factor >= 1))
+    if (!(std::abs(stored[i] - expected[i]) <= 1e-4 * std::abs(expected[i])) ||
+        !(scaling.factor >= 1))
       fail_input(where, "these rope factors are not those of Llama 3's scaling",
                  std::to_string(stored[i]) + " at " + std::to_string(i) + ", expected " +
                      std::to_string(expected[i]),
@@ -106,11 +104,13 @@ void check_family(const Gguf& gguf) {
 
 int64_t head_dim_of(const Gguf& gguf, int64_t hidden, int64_t heads) {
   if (heads < 1)
-    fail_input(gguf.where + ": llama.attention.head_count", "must be positive", std::to_string(heads));
+    fail_input(gguf.where + ": llama.attention.head_count", "must be positive",
+               std::to_string(heads));
   const int64_t head_dim = gguf.whole("llama.attention.key_length", hidden / heads);
   for (const char* key : {"llama.attention.value_length", "llama.rope.dimension_count"})
     if (const int64_t other = gguf.whole(key, head_dim); other != head_dim)
-      fail_input(gguf.where + ": " + key, "must equal the head dimension " + std::to_string(head_dim),
+      fail_input(gguf.where + ": " + key,
+                 "must equal the head dimension " + std::to_string(head_dim),
                  std::to_string(other));
   // parse_model_config() has the full rules; this one comes before rope factors are compared.
   if (head_dim < 2 || head_dim > (1 << 20))
@@ -119,7 +119,8 @@ int64_t head_dim_of(const Gguf& gguf, int64_t hidden, int64_t heads) {
   return head_dim;
 }
 
-// Rows of each head: GGUF's order is (pair, half), Hugging Face's (half, pair). `row_bytes` any element.
+// Rows of each head: GGUF's order is (pair, half), Hugging Face's (half, pair). `row_bytes` any
+// element.
 void unpermute_rows(const std::byte* from, std::byte* to, int64_t heads, int64_t rows,
                     size_t row_bytes) {
   const int64_t head_dim = rows / heads;
@@ -140,11 +141,12 @@ class GgufWeights : public WeightStore {
       if (tensor.name == kRopeFactors) continue;  // part of the configuration
       const std::string name = hf_name_of_gguf(tensor.name);
       if (name.empty())
-        fail_input(where_ + ": tensor " + in_quotes(tensor.name), "this name is not known in a Llama model",
-                   shape_text(tensor.shape));
+        fail_input(where_ + ": tensor " + in_quotes(tensor.name),
+                   "this name is not known in a Llama model", shape_text(tensor.shape));
       // Two spellings of one layer number ("blk.0", "blk.00") are the only way here.
       if (!tensors_.emplace(name, tensor).second)
-        fail_input(where_ + ": tensor " + in_quotes(tensor.name), "two tensors have the same meaning", name);
+        fail_input(where_ + ": tensor " + in_quotes(tensor.name),
+                   "two tensors have the same meaning", name);
     }
   }
 
@@ -210,7 +212,8 @@ Tensor GgufWeights::stored(const GgufTensor& tensor) const {
 
 Tensor GgufWeights::get(std::string_view name) const {
   const auto found = tensors_.find(name);
-  if (found == tensors_.end()) fail_input(std::string(name), "the model has no tensor of this name");
+  if (found == tensors_.end())
+    fail_input(std::string(name), "the model has no tensor of this name");
   Tensor tensor = stored(found->second);
   const int64_t heads = interleaved_heads(name);
   if (heads == 0) return tensor;
@@ -241,7 +244,8 @@ std::string hf_name_of_gguf(std::string_view name) {
   if (!name.starts_with("blk.")) return "";
   int64_t layer = -1;
   const auto [end, error] = std::from_chars(name.data() + 4, name.data() + name.size(), layer);
-  if (error != std::errc() || layer < 0 || end == name.data() + name.size() || *end != '.') return "";
+  if (error != std::errc() || layer < 0 || end == name.data() + name.size() || *end != '.')
+    return "";
   const std::string_view part = name.substr(static_cast<size_t>(end - name.data()) + 1);
   const std::string_view hf = lookup(kLayerNames, part);
   if (hf.empty()) return "";
@@ -283,8 +287,7 @@ Json gguf_config(const GgufModel& model) {
   config["tie_word_embeddings"] = gguf.find_tensor("output.weight") == nullptr;
   config["use_cache"] = true;
   const GgufTensor* embedding = gguf.find_tensor("token_embd.weight");
-  if (embedding == nullptr)
-    fail_input(gguf.where + ": token_embd.weight", "the tensor is missing");
+  if (embedding == nullptr) fail_input(gguf.where + ": token_embd.weight", "the tensor is missing");
   config["vocab_size"] = gguf.whole("llama.vocab_size", embedding->shape[0]);
   return config;
 }

@@ -43,7 +43,8 @@ PreTokenizer pre_tokenizer_of(const Gguf& gguf) {
   const std::string name = gguf.text("tokenizer.ggml.pre");
   if (name == "smollm") {
     const Json digits = {{"type", "Digits"}, {"individual_digits", true}};
-    return {nullptr, {{"type", "Sequence"}, {"pretokenizers", Json::array({digits, byte_level(true)})}}};
+    return {nullptr,
+            {{"type", "Sequence"}, {"pretokenizers", Json::array({digits, byte_level(true)})}}};
   }
   if (name == "gpt-2") return {nullptr, byte_level(true)};
   if (name == "llama-bpe") return {nullptr, split_then_bytes(kLlama3Pattern), true, true};
@@ -117,8 +118,8 @@ Json merges_of(const Gguf& gguf) {
     const size_t space = merge.find(' ');
     if (space == std::string::npos || space == 0 || space + 1 == merge.size() ||
         merge.find(' ', space + 1) != std::string::npos)
-      fail_input(gguf.where + ": tokenizer.ggml.merges", "must be two tokens with one space between",
-                 in_quotes(merge));
+      fail_input(gguf.where + ": tokenizer.ggml.merges",
+                 "must be two tokens with one space between", in_quotes(merge));
     result.push_back({merge.substr(0, space), merge.substr(space + 1)});
   }
   return result;

@@ -1,5 +1,5 @@
-// config.json → ModelConfig. What the graphs don't implement is refused here by key and value, since a
-// wrong guess would train to a plausible but worse loss.
+// config.json → ModelConfig. What the graphs don't implement is refused here by key and value,
+// since a wrong guess would train to a plausible but worse loss.
 #include <limits>
 
 #include "io/config_reader.h"
@@ -55,8 +55,8 @@ RopeScaling read_llama3_scaling(const ConfigReader& rope) {
   return scaling;
 }
 
-// transformers 5 writes rope_parameters {rope_theta, rope_type, …}; before, rope_theta stood at the top
-// and rope_scaling held the rest, its kind under "rope_type" or, earlier still, "type".
+// transformers 5 writes rope_parameters {rope_theta, rope_type, …}; before, rope_theta stood at the
+// top and rope_scaling held the rest, its kind under "rope_type" or, earlier still, "type".
 void read_rope(const ConfigReader& config, ModelConfig& model) {
   model.rope_theta = config.positive("rope_theta", kDefaultTheta);
   const char* key = config.find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
@@ -89,9 +89,9 @@ void read_sizes(const ConfigReader& config, ModelConfig& model) {
     config.refuse("num_key_value_heads",
                   "must divide num_attention_heads (" + std::to_string(heads) + ")");
   if (config.find("head_dim") == nullptr && model.hidden_size % heads != 0)
-    config.refuse("num_attention_heads",
-                  "must divide hidden_size (" + std::to_string(model.hidden_size) +
-                      ") where head_dim is not given");
+    config.refuse("num_attention_heads", "must divide hidden_size (" +
+                                             std::to_string(model.hidden_size) +
+                                             ") where head_dim is not given");
   model.head_dim = config.whole("head_dim", 1, kMaxSize, model.hidden_size / heads);
   if (model.head_dim % 2 != 0)
     config.fail_key("head_dim", "must be even: rotary positions pair its halves",

@@ -58,7 +58,8 @@ fs::path snapshot_in(const fs::path& folder) {
   }
   std::vector<fs::path> found;
   std::error_code unreadable;  // leaves the list empty
-  for (const auto& entry : fs::directory_iterator(snapshots, unreadable)) found.push_back(entry.path());
+  for (const auto& entry : fs::directory_iterator(snapshots, unreadable))
+    found.push_back(entry.path());
   return found.size() == 1 ? found[0] : fs::path();
 }
 
@@ -67,7 +68,8 @@ std::string token_text(const ConfigReader& config, std::string_view key) {
   const Json* value = config.find(key);
   if (value == nullptr) return "";
   if (value->is_string()) return value->get<std::string>();
-  if (value->is_object()) return ConfigReader(*value, config.where() + ": " + std::string(key)).text("content");
+  if (value->is_object())
+    return ConfigReader(*value, config.where() + ": " + std::string(key)).text("content");
   config.refuse(key, "must be a token's text");
 }
 
@@ -106,7 +108,8 @@ int32_t id_of_added(const ConfigReader& config, const std::string& token) {
   for (const auto& [id, entry] : added->items()) {
     const std::string place = config.where() + ": added_tokens_decoder";
     if (ConfigReader(entry, place).text("content", "") != token) continue;
-    if (id.empty() || id.size() > 9 || !std::ranges::all_of(id, [](char c) { return c >= '0' && c <= '9'; }))
+    if (id.empty() || id.size() > 9 ||
+        !std::ranges::all_of(id, [](char c) { return c >= '0' && c <= '9'; }))
       fail_input(place, "keys must be token ids", in_quotes(id));
     return std::stoi(id);
   }
@@ -124,7 +127,8 @@ ModelPlace find_model(const std::string& where, const std::vector<fs::path>& hub
   if (is_folder(path)) return {path, false};
   if (is_file(path)) {
     if (path.extension() == ".gguf") return {path, true};
-    fail_input(where, "a model is a directory, a .gguf file or an id in the hub cache", "another file");
+    fail_input(where, "a model is a directory, a .gguf file or an id in the hub cache",
+               "another file");
   }
   const std::string folder = cache_folder(where);
   std::string searched;
@@ -134,7 +138,8 @@ ModelPlace find_model(const std::string& where, const std::vector<fs::path>& hub
     if (!snapshot.empty()) return {snapshot, false};
     searched += (searched.empty() ? "" : ", ") + root.string();
   }
-  fail_input(where, "no such model: neither a directory, nor a .gguf file, nor an id in the hub cache",
+  fail_input(where,
+             "no such model: neither a directory, nor a .gguf file, nor an id in the hub cache",
              searched.empty() ? "" : "nothing in " + searched,
              "models are never downloaded here: fetch it first (hf download " + where + ")");
 }

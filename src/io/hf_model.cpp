@@ -42,8 +42,8 @@ HfModel load_directory(const fs::path& directory, bool with_weights) {
 HfModel load_model(const std::string& where, bool with_weights,
                    const std::vector<fs::path>& hub_roots) {
   const ModelPlace place = find_model(where, hub_roots);
-  HfModel model = place.gguf ? load_gguf(place.path, with_weights)
-                             : load_directory(place.path, with_weights);
+  HfModel model =
+      place.gguf ? load_gguf(place.path, with_weights) : load_directory(place.path, with_weights);
   model.path = place.path;
   model.base_name = where;
   return model;

@@ -1,5 +1,5 @@
-// A model on disk as this program sees it: configuration, weights, tokenizer and chat template, from
-// a Hugging Face directory, a hub-cache id or a .gguf file.
+// A model on disk as this program sees it: configuration, weights, tokenizer and chat template,
+// from a Hugging Face directory, a hub-cache id or a .gguf file.
 #pragma once
 
 #include <memory>
@@ -18,12 +18,12 @@ namespace npu {
 ModelConfig parse_model_config(const Json& config, std::string_view where);
 
 struct TokenizerFiles {
-  std::string tokenizer_json;          // text of tokenizer.json (made from GGUF metadata if need be)
-  std::string tokenizer_config_json;   // "" when absent
-  std::string chat_template;           // Jinja text, "" when the model has none
+  std::string tokenizer_json;         // text of tokenizer.json (made from GGUF metadata if need be)
+  std::string tokenizer_config_json;  // "" when absent
+  std::string chat_template;          // Jinja text, "" when the model has none
   std::string bos_token, eos_token, pad_token;  // "" when absent
   int32_t eos_token_id = -1;
-  std::string where;                   // for messages
+  std::string where;  // for messages
 };
 
 struct HfModel {
@@ -34,16 +34,18 @@ struct HfModel {
   std::unique_ptr<WeightStore> weights;  // null when loaded with_weights = false
 };
 
-// `where` is a directory, a .gguf file or an id in the local hub cache (never downloaded). Weights are
-// checked against the config: each expected name present with its shape.
+// `where` is a directory, a .gguf file or an id in one of the local hub caches `hub_roots` (never
+// downloaded). Weights are checked against the config: each expected name is there with its shape,
+// and no other.
 HfModel load_model(const std::string& where, bool with_weights = true,
                    const std::vector<fs::path>& hub_roots = {});
 
-// Weights drawn as the family's initialiser does (normal, initializer_range; norms 1), for checks of
-// a geometry from its config.json alone.
+// Weights drawn as the family's initialiser does (normal, initializer_range; norms 1), for checks
+// of a geometry from its config.json alone.
 std::unique_ptr<WeightStore> random_weights(const ModelConfig& config, uint64_t seed);
 
-// GGUF → Hugging Face directory (config, generation config, weights as `dtype`, tokenizer files).
+// GGUF → Hugging Face directory (config, generation config, weights as `dtype`, tokenizer files). An
+// existing directory is replaced as a whole, so one that holds other files is refused.
 void convert_gguf(const fs::path& gguf, const fs::path& out_directory, DType dtype);
 
 }  // namespace npu

@@ -26,7 +26,8 @@ class SafetensorsWeights : public WeightStore {
 
   Tensor get(std::string_view name) const override {
     const auto found = file_of_.find(name);
-    if (found == file_of_.end()) fail_input(std::string(name), "the model has no tensor of this name");
+    if (found == file_of_.end())
+      fail_input(std::string(name), "the model has no tensor of this name");
     return files_[found->second].get(name);
   }
 
@@ -35,8 +36,9 @@ class SafetensorsWeights : public WeightStore {
     for (const SafetensorsFile& file : files_) {
       const std::span<const std::byte> bytes = file.file().bytes();
       // A tensor that was copied lies in no file and has nothing to release.
-      const bool inside = std::less_equal<>()(bytes.data(), part.data()) &&
-                          std::less_equal<>()(part.data() + part.size(), bytes.data() + bytes.size());
+      const bool inside =
+          std::less_equal<>()(bytes.data(), part.data()) &&
+          std::less_equal<>()(part.data() + part.size(), bytes.data() + bytes.size());
       if (inside) file.file().release(part);
     }
   }
@@ -115,7 +117,8 @@ std::vector<std::pair<std::string, Shape>> expected_weights(const ModelConfig& c
     }
   }
   result.push_back({"model.norm.weight", {hidden}});
-  if (!config.tie_word_embeddings) result.push_back({"lm_head.weight", {config.vocab_size, hidden}});
+  if (!config.tie_word_embeddings)
+    result.push_back({"lm_head.weight", {config.vocab_size, hidden}});
   return result;
 }
 
@@ -142,10 +145,12 @@ void check_weights(const WeightListing& stored, const ModelConfig& config,
     if (expected.contains(name) || ignorable(name, config)) continue;
     std::vector<std::string> names;
     for (const auto& [known, shape] : expected) names.push_back(known);
-    fail_input(tensor.file + ": " + in_quotes(name), "this tensor is no part of the configured model",
-               shape_text(tensor.shape),
-               "the config may lack a key (attention_bias, tie_word_embeddings, num_hidden_layers); "
-               "nearest known name: " + nearest_name(name, names));
+    fail_input(
+        tensor.file + ": " + in_quotes(name), "this tensor is no part of the configured model",
+        shape_text(tensor.shape),
+        "the config may lack a key (attention_bias, tie_word_embeddings, num_hidden_layers); "
+        "nearest known name: " +
+            nearest_name(name, names));
   }
 }
 

@@ -9,6 +9,10 @@
 namespace npu::jinja {
 namespace {
 
+constexpr size_t kStep = 32;  // what a statement or a part of an expression costs
+constexpr size_t kFreeBudget = size_t{1} << 26;  // and, for each byte of input:
+constexpr size_t kBudgetPerByte = 64;
+
 enum class Flow { kNormal, kBreak, kContinue };
 
 // A rough count of what holding `json` costs.
@@ -20,9 +24,16 @@ size_t cost(const Json& json) {
   return total;
 }
 
+size_t input_cost(const std::map<std::string, Value>& variables) {
+  size_t total = 0;
+  for (const auto& [name, value] : variables) total += cost(*value.data);
+  return total;
+}
+
 class Runner {
  public:
-  Runner(std::map<std::string, Value> variables, const std::string& date) : date_(date) {
+  Runner(std::map<std::string, Value> variables, const std::string& date)
+      : date_(date), budget_(kFreeBudget + kBudgetPerByte * input_cost(variables)) {
     scopes_.push_back(std::move(variables));
   }
 
@@ -53,7 +64,7 @@ class Runner {
   }
 
   Flow run_node(const Node& node) {
-    budget_.charge(1);
+    budget_.charge(kStep);
     switch (node.kind) {
       case NodeKind::kText:
         write(node.text);
@@ -123,9 +134,10 @@ class Runner {
 
   Flow run_for(const Node& node) {
     auto loop = std::make_shared<Loop>();
-    loop->depth = loop_depth_;
-    std::vector<Value> items = iterate(eval(*node.value));
-    budget_.charge(items.size() * 32);
+    const Value sequence = eval(*node.value);
+    if (sequence.is_string()) budget_.charge(sequence.text().size() * kStep);
+    std::vector<Value> items = iterate(sequence);
+    budget_.charge(items.size() * kStep);
     scopes_.emplace_back();
     if (node.condition == nullptr) loop->items = std::move(items);
     for (const Value& item : items) {  // those that the condition keeps
@@ -134,7 +146,6 @@ class Runner {
       assign(node.targets, item);
       if (truth(eval(*node.condition))) loop->items.push_back(item);
     }
-    ++loop_depth_;
     for (loop->index = 0; loop->index < loop->items.size(); ++loop->index) {
       scopes_.back().clear();
       Value facts;
@@ -144,7 +155,6 @@ class Runner {
       assign(node.targets, loop->items[loop->index]);
       if (run_block(node.body) == Flow::kBreak) break;
     }
-    --loop_depth_;
     scopes_.pop_back();
     return loop->items.empty() ? run_block(node.orelse) : Flow::kNormal;
   }
@@ -171,7 +181,7 @@ class Runner {
   }
 
   Value eval(const Expr& expr) {
-    budget_.charge(1);
+    budget_.charge(kStep);
     return with_line(expr.line, [&] { return eval_kind(expr); });
   }
 
@@ -179,6 +189,12 @@ class Runner {
   Value made(Value value) {
     if (value.is_data()) budget_.charge(cost(*value.data));
     return value;
+  }
+
+  // A value that is read through, whatever comes of it.
+  void read(const Value& value) {
+    if (value.is_string()) budget_.charge(value.text().size() / 8);
+    if (value.is_list() || value.is_dict()) budget_.charge(value.data->size() * 4);
   }
 
   Value eval_kind(const Expr& expr) {
@@ -202,9 +218,9 @@ class Runner {
       case ExprKind::kCall:
         return made(eval_call(expr));
       case ExprKind::kFilter:
-        return made(apply_filter(expr.text, eval(*expr.args[0]), eval_arguments(expr)));
+        return made(eval_filter(expr));
       case ExprKind::kTest:
-        return Value::of(apply_test(expr.text, eval(*expr.args[0]), eval_arguments(expr)));
+        return Value::of(eval_test(expr));
       case ExprKind::kNegate:
         return arithmetic("-", Value::of(0), eval(*expr.args[0]));
       case ExprKind::kNot:
@@ -250,13 +266,36 @@ class Runner {
     return arguments;
   }
 
+  Value eval_filter(const Expr& expr) {
+    const Value input = eval(*expr.args[0]);
+    if (expr.text != "length" || input.is_string()) read(input);
+    if (input.is_string() && (expr.text == "list" || expr.text == "reverse"))
+      budget_.charge(input.text().size() * kStep);
+    return apply_filter(expr.text, input, eval_arguments(expr));
+  }
+
+  bool eval_test(const Expr& expr) {
+    const Value input = eval(*expr.args[0]);
+    const Arguments arguments = eval_arguments(expr);
+    if (!arguments.values.empty()) read_both(input, arguments.values[0]);
+    return apply_test(expr.text, input, arguments);
+  }
+
+  void read_both(const Value& a, const Value& b) {
+    read(a);
+    read(b);
+    const bool deep = a.is_data() && b.is_data() && a.data->is_structured();
+    if (deep && b.data->is_structured()) budget_.charge(cost(*a.data) / 8);
+  }
+
   Value eval_dict(const Expr& expr) {
     Json dict = Json::object();
     int depth = 0;
     for (size_t i = 0; i < expr.args.size(); i += 2) {
       const Value key = eval(*expr.args[i]), value = eval(*expr.args[i + 1]);
       if (!key.is_string()) throw TemplateError{"a key must be a string", type_name(key)};
-      if (!value.is_data()) throw TemplateError{"a dict can't hold this", type_name(value)};
+      if (!value.is_data() || value.form != Form::kPlain)
+        throw TemplateError{"a dict can't hold this", type_name(value)};
       dict[key.text()] = *value.data;
       depth = std::max(depth, value.depth);
     }
@@ -266,6 +305,7 @@ class Runner {
   // Items first, then attributes; the other way round than `.`.
   Value eval_item(const Expr& expr) {
     const Value object = eval(*expr.args[0]), key = eval(*expr.args[1]);
+    if (object.is_string()) read(object);
     Value item = object.kind == Kind::kNamespace || object.kind == Kind::kLoop
                      ? Value::undefined("no item")
                      : get_item(object, key);
@@ -275,6 +315,7 @@ class Runner {
 
   Value eval_slice(const Expr& expr) {
     const Value object = eval(*expr.args[0]);
+    if (object.is_string()) read(object);
     int64_t numbers[3] = {0, 0, 1};
     const int64_t* given[3] = {nullptr, nullptr, nullptr};
     for (int i = 0; i < 3; ++i) {
@@ -284,23 +325,18 @@ class Runner {
       numbers[i] = to_int(part, "a part of a slice");
       given[i] = &numbers[i];
     }
+    if (object.is_string() && numbers[2] != 1) budget_.charge(object.text().size() * 4);
     return get_slice(object, given[0], given[1], numbers[2]);
   }
 
   Value eval_call(const Expr& expr) {
-    const Expr& callee = *expr.args[0];
-    const bool by_name = callee.kind == ExprKind::kAttribute;
-    Value self, function;
-    if (by_name) {
-      self = eval(*callee.args[0]);
-      function = get_attribute(self, callee.text);
-    } else {
-      function = eval(callee);
-    }
+    const Value function = eval(*expr.args[0]);
     const Arguments arguments = eval_arguments(expr);
     if (function.is_undefined()) throw TemplateError{function.name, ""};
-    if (function.kind == Kind::kMethod && by_name)
-      return call_method(self, function.name, arguments);
+    if (function.kind == Kind::kMethod) {
+      read(*function.self);
+      return call_method(*function.self, function.name, arguments);
+    }
     if (function.kind == Kind::kFunction) return call_function(function.name, arguments, date_);
     throw TemplateError{"this can't be called", type_name(function)};
   }
@@ -318,12 +354,10 @@ class Runner {
   }
 
   bool compare_pair(const std::string& op, const Value& a, const Value& b) {
+    read_both(a, b);
     if (op == "==") return equal(a, b);
     if (op == "!=") return !equal(a, b);
-    if (op == "in" || op == "not in") {
-      if (b.is_list()) budget_.charge(b.data->size() * 8);
-      return contains(b, a) == (op == "in");
-    }
+    if (op == "in" || op == "not in") return contains(b, a) == (op == "in");
     const int order = compare(a, b);
     return op == "<" ? order < 0 : op == "<=" ? order <= 0 : op == ">" ? order > 0 : order >= 0;
   }
@@ -332,7 +366,6 @@ class Runner {
   std::string date_;
   std::string out_;
   Budget budget_;
-  int loop_depth_ = 0;
 };
 
 }  // namespace

@@ -138,11 +138,6 @@ Value default_filter(const Value& input, const Arguments& arguments) {
   return otherwise == nullptr ? Value::of("") : *otherwise;
 }
 
-Value list_filter(const Value& input) {
-  const Form form = input.is_list() && input.form == Form::kPairs ? Form::kPairs : Form::kPlain;
-  return Value::list(iterate(input), form);
-}
-
 Value first_or_last(std::string_view name, const Value& input) {
   if (name == "last" && input.is_list() && input.form == Form::kGenerator)
     throw TemplateError{"`last` can't read a generator", ""};
@@ -263,7 +258,7 @@ Value apply_filter(std::string_view name, const Value& input, const Arguments& a
   arguments.check(name, 0);
   if (name == "length" || name == "count") return Value::of(length(input));
   if (name == "items") return items_filter(input);
-  if (name == "list") return list_filter(input);
+  if (name == "list") return Value::list(iterate(input));
   if (name == "string") return Value::of(string_of(input));
   if (name == "reverse") return reverse(input);
   if (name == "title") return title(input);

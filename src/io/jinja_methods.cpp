@@ -48,8 +48,8 @@ Value loop_fact(const Loop& loop, const std::string& name) {
   if (name == "first") return Value::of(index == 0);
   if (name == "last") return Value::of(index + 1 == count);
   if (name == "length") return Value::of(count);
-  if (name == "depth") return Value::of(loop.depth + 1);
-  if (name == "depth0") return Value::of(loop.depth);
+  if (name == "depth") return Value::of(1);  // only recursive loops have more
+  if (name == "depth0") return Value::of(0);
   if (name == "previtem")
     return index == 0 ? Value::undefined("there is no previous item") : loop.items[loop.index - 1];
   if (name == "nextitem")
@@ -231,18 +231,16 @@ Value call_dict(const Value& self, const std::string& name, const Arguments& arg
     const Value* otherwise = arguments.find(1, "default");
     return otherwise == nullptr ? Value::of(nullptr) : *otherwise;
   }
+  if (name != "items" && name != "keys" && name != "values")
+    throw TemplateError{"the method `" + name + "` of a dict is not supported", ""};
   arguments.check(name, 0);
   Json list = Json::array();
   for (const auto& [key, value] : dict.items()) {
     if (name == "items")
       list.push_back(Json::array({key, value}));
-    else if (name == "keys")
-      list.push_back(key);
-    else if (name == "values")
-      list.push_back(value);
+    else
+      list.push_back(name == "keys" ? Json(key) : value);
   }
-  if (name != "items" && name != "keys" && name != "values")
-    throw TemplateError{"the method `" + name + "` of a dict is not supported", ""};
   Value result = Value::of(std::move(list), self.depth + 2);
   result.form = name == "items" ? Form::kPairs : Form::kView;
   return result;
@@ -377,6 +375,7 @@ Value get_attribute(const Value& value, const std::string& name) {
     Value method;
     method.kind = Kind::kMethod;
     method.name = name;
+    method.self = std::make_shared<const Value>(value);
     return method;
   }
   if (value.is_dict()) return get_item(value, Value::of(name));

@@ -74,6 +74,14 @@ std::vector<std::string_view> letters(std::string_view text) {
   return result;
 }
 
+// The byte at which code point `index` begins; the end when there are fewer.
+size_t letter_offset(std::string_view text, int64_t index) {
+  size_t at = 0;
+  for (; index > 0 && at < text.size(); --index)
+    at += static_cast<size_t>(code_point_at(text, at).bytes);
+  return at;
+}
+
 void use_up(const Value& value) {
   if (value.form != Form::kGenerator) return;
   if (*value.consumed) throw TemplateError{"a generator is read twice", "", 0};
@@ -117,13 +125,18 @@ Value Value::view(const Json& json, std::shared_ptr<const Json> owner, int depth
 Value Value::list(std::vector<Value> items, Form form) {
   Json json = Json::array();
   int depth = 0;
+  size_t tuples = 0;
   for (const Value& item : items) {
-    if (!item.is_data()) throw TemplateError{"a list can't hold this", type_name(item)};
+    if (!item.is_data() || item.form > Form::kTuple)
+      throw TemplateError{"a list can't hold this", type_name(item)};
+    tuples += item.form == Form::kTuple;
     depth = std::max(depth, item.depth);
     json.push_back(*item.data);
   }
+  if (tuples > 0 && (tuples < items.size() || form != Form::kPlain))
+    throw TemplateError{"tuples within this are not supported", ""};
   Value value = of(std::move(json), depth + 1);
-  value.form = form;
+  value.form = tuples > 0 ? Form::kPairs : form;
   if (form == Form::kGenerator) value.consumed = std::make_shared<bool>(false);
   return value;
 }
@@ -178,7 +191,8 @@ bool truth(const Value& value) {
 bool equal(const Value& a, const Value& b) {
   if (a.is_undefined() || b.is_undefined()) return a.is_undefined() && b.is_undefined();
   if (!a.is_data() || !b.is_data()) return a.space != nullptr && a.space == b.space;
-  if ((a.form == Form::kTuple) != (b.form == Form::kTuple)) return false;
+  for (const Form form : {Form::kTuple, Form::kPairs})
+    if ((a.form == form) != (b.form == form)) return false;
   return equal_json(*a.data, *b.data);
 }
 
@@ -260,7 +274,9 @@ Value get_item(const Value& value, const Value& key) {
         if (value.form == Form::kPairs) item.form = Form::kTuple;
         return item;
       }
-      return Value::of(std::string(letters(value.text())[static_cast<size_t>(index)]));
+      const size_t at = letter_offset(value.text(), index);
+      return Value::of(
+          value.text().substr(at, static_cast<size_t>(code_point_at(value.text(), at).bytes)));
     }
   }
   return Value::undefined(type_name(value) + " has no item " + to_text(key));
@@ -279,6 +295,11 @@ Value get_slice(const Value& value, const int64_t* start, const int64_t* stop, i
   };
   const int64_t first = clamp(start, step > 0 ? 0 : size - 1);
   const int64_t end = clamp(stop, step > 0 ? size : -1);
+  if (value.is_string() && step == 1) {
+    const size_t begin = letter_offset(value.text(), first);
+    const std::string_view rest = std::string_view(value.text()).substr(begin);
+    return Value::of(std::string(rest.substr(0, letter_offset(rest, end - first))));
+  }
   std::vector<int64_t> picked;
   // A step beyond the size takes one item; bounding it keeps `i += step` from overflowing.
   const int64_t stride = std::clamp<int64_t>(step, -size - 1, size + 1);

@@ -20,19 +20,20 @@ struct TemplateError {
   int line = 0;
 };
 
-// Bounds what a template may do, whatever it is: each value made and each character of it counts.
+// Bounds what a template may do, whatever it is: each step, and each byte of what it makes, counts.
 class Budget {
  public:
+  explicit Budget(size_t amount) : left_(amount) {}
   // Throws TemplateError when used up.
   void charge(size_t amount);
 
  private:
-  size_t left_ = size_t{1} << 30;
+  size_t left_;
 };
 
 enum class Kind { kUndefined, kData, kNamespace, kLoop, kFunction, kMethod };
-// How a list came to be. Python prints all but the plain one otherwise, has no items by number in
-// views and generators, and reads a generator once. kPairs is what items() gives: a list of tuples.
+// What a list is to Python, which prints all but the plain one otherwise, gives no items of views
+// and generators by number, and reads a generator once. kPairs is a list whose items are tuples.
 enum class Form { kPlain, kTuple, kPairs, kView, kGenerator };
 
 struct Namespace;
@@ -45,12 +46,14 @@ struct Value {
   std::shared_ptr<const Json> data;
   std::shared_ptr<Namespace> space;
   std::shared_ptr<const Loop> loop;
-  std::shared_ptr<bool> consumed;  // of a generator
-  std::string name;                // of a function or method; why a value is undefined
+  std::shared_ptr<bool> consumed;     // of a generator
+  std::shared_ptr<const Value> self;  // of a method
+  std::string name;                   // of a function or method; why a value is undefined
 
   static Value undefined(std::string why);
   static Value of(Json json, int depth = 1);
   static Value view(const Json& json, std::shared_ptr<const Json> owner, int depth);
+  // Items must be data; a plain list of tuples only becomes kPairs.
   static Value list(std::vector<Value> items, Form form = Form::kPlain);
 
   bool is_data() const { return kind == Kind::kData; }
@@ -72,7 +75,6 @@ struct Namespace {
 struct Loop {
   std::vector<Value> items;
   size_t index = 0;
-  int depth = 0;
 };
 
 std::string type_name(const Value& value);  // as Python names it

@@ -100,7 +100,8 @@ size_t utf8_length(std::string_view text, size_t at) {
 }  // namespace
 
 std::string JsonHandler::short_reason(std::string_view text) {
-  // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing …"
+  // "[json.exception.parse_error.101] parse error at line 1, column 2: syntax error while parsing
+  // …"
   const size_t colon = text.find(": ");
   if (colon != std::string_view::npos) text.remove_prefix(colon + 2);
   if (text.size() <= kLongestReason) return std::string(text);
@@ -118,15 +119,16 @@ std::string line_of(std::string_view where, std::string_view text, size_t offset
 std::optional<Error> check_json_text(std::string_view text, std::string_view where,
                                      size_t max_bytes) {
   const auto broken = [&](size_t offset, std::string what, std::string got) {
-    return Error{ErrorKind::kBadInput, line_of(where, text, offset), std::move(what), std::move(got),
-                 ""};
+    return Error{ErrorKind::kBadInput, line_of(where, text, offset), std::move(what),
+                 std::move(got), ""};
   };
   if (text.size() > max_bytes)
     return broken(0, "JSON text is larger than " + std::to_string(max_bytes) + " bytes",
                   std::to_string(text.size()) + " bytes");
   size_t bad = 0;
   if (!valid_utf8(text, &bad))
-    return broken(bad, "text is not UTF-8", "an ill-formed sequence at byte " + std::to_string(bad));
+    return broken(bad, "text is not UTF-8",
+                  "an ill-formed sequence at byte " + std::to_string(bad));
   if (text.starts_with("\xef\xbb\xbf"))
     return broken(0, "JSON text must not start with a byte-order mark", "EF BB BF");
   if (const size_t nul = text.find('\0'); nul != std::string_view::npos)

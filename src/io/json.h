@@ -1,5 +1,5 @@
-// JSON as untrusted input: bounded size and depth, duplicate keys refused, errors with line numbers.
-// The library is nlohmann/json; only this header's users include it.
+// JSON as untrusted input: bounded size and depth, duplicate keys refused, errors with line
+// numbers. The library is nlohmann/json; only this header's users include it.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -41,7 +41,8 @@ class TrackedCharacters {
   const char** reached_;
 };
 
-// What a handler answers with when an event breaks a rule: refuse() returns false, which ends the parse.
+// What a handler answers with when an event breaks a rule: refuse() returns false, which ends the
+// parse.
 class JsonHandler {
  public:
   const std::string& what() const { return what_; }

@@ -25,7 +25,8 @@ inline size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// The candidate closest to `name` ("" when there is none). Long names from hostile files are not compared.
+// The candidate closest to `name` ("" when there is none). Long names from hostile files are not
+// compared.
 template <class Range>
 std::string nearest_name(std::string_view name, const Range& candidates) {
   constexpr size_t kLongest = 256;

@@ -11,10 +11,12 @@
 
 namespace npu {
 
-// Tensors by layer-local input name per layer: "model.layers.0.self_attn.q_proj.lora_A" → [r,in] f32.
+// Tensors by layer-local input name per layer: "model.layers.0.self_attn.q_proj.lora_A" → [r,in]
+// f32.
 using AdapterTensors = std::map<std::string, Tensor>;
 
-// "model.layers.0.self_attn.q_proj.lora_A" → "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+// "model.layers.0.self_attn.q_proj.lora_A" →
+// "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 std::string peft_name(std::string_view name);
 
 struct Adapter {
@@ -28,8 +30,8 @@ struct Adapter {
 void write_peft_adapter(const fs::path& directory, const Adapter& adapter,
                         const ModelConfig& config);
 
-// Refuses what it can't honour (DoRA, bias, modules_to_save, patterns, rank or shape or name that does
-// not fit `config`), naming file, key and value.
+// Refuses what it can't honour (DoRA, bias, modules_to_save, patterns, rank or shape or name that
+// does not fit `config`), naming file, key and value.
 Adapter read_peft_adapter(const fs::path& directory, const ModelConfig& config);
 
 }  // namespace npu

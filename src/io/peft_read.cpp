@@ -1,5 +1,5 @@
-// Reading PEFT adapters. peft and vLLM load many faulty adapters without a word and apply them partly or
-// not at all; here every key, name and shape is understood or refused.
+// Reading PEFT adapters. peft and vLLM load many faulty adapters without a word and apply them
+// partly or not at all; here every key, name and shape is understood or refused.
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -23,16 +23,15 @@ constexpr int64_t kMaxLoraRank = std::numeric_limits<int32_t>::max();
 // Keys that have no effect on a trained LoRA adapter, whatever their value.
 const std::set<std::string, std::less<>>& harmless_keys() {
   static const std::set<std::string, std::less<>> kKeys = {
-      "auto_mapping",  "inference_mode",    "lora_dropout",  "peft_version",
-      "revision",      "qalora_group_size", "megatron_core", "ensure_weight_tying",
-      "runtime_config"};
+      "auto_mapping",      "inference_mode", "lora_dropout",        "peft_version",  "revision",
+      "qalora_group_size", "megatron_core",  "ensure_weight_tying", "runtime_config"};
   return kKeys;
 }
 
 // Keys that parse_adapter_config() reads.
 const std::set<std::string, std::less<>>& known_keys() {
   static const std::set<std::string, std::less<>> kKeys = {
-      "peft_type",      "task_type",  "base_model_name_or_path", "r",    "lora_alpha",
+      "peft_type",      "task_type",  "base_model_name_or_path", "r",   "lora_alpha",
       "target_modules", "use_rslora", "init_lora_weights",       "bias"};
   return kKeys;
 }
@@ -49,7 +48,8 @@ bool is_off(const Json& value) {
 void check_other_keys(const Json& json, const ConfigReader& config) {
   for (const auto& [key, value] : json.items()) {
     if (known_keys().contains(key) || harmless_keys().contains(key) || is_off(value)) continue;
-    config.refuse(key, "this feature of PEFT is not implemented", "only plain LoRA adapters are read");
+    config.refuse(key, "this feature of PEFT is not implemented",
+                  "only plain LoRA adapters are read");
   }
 }
 
@@ -59,7 +59,8 @@ void check_initialiser(const ConfigReader& config) {
   if (value == nullptr || value->is_boolean()) return;
   if (*value == "gaussian" || *value == "orthogonal" || *value == "eva") return;
   config.refuse("init_lora_weights", "this initialiser may change the base model's weights",
-                "save the adapter with init_lora_weights true (peft: path_initial_model_for_weight_conversion)");
+                "save the adapter with init_lora_weights true (peft: "
+                "path_initial_model_for_weight_conversion)");
 }
 
 // "model.layers.7.mlp.up_proj…" → {7, "mlp.up_proj…"}; layer -1 for another form.
@@ -77,8 +78,8 @@ InLayer split_layer(std::string_view name) {
   return {layer, name.substr(static_cast<size_t>(at - name.data()) + 1)};
 }
 
-// A target's linear. peft spells "all-linear" out as the full path of each module; a layer left out among
-// them shows in the tensors, where every layer is expected.
+// A target's linear. peft spells "all-linear" out as the full path of each module; a layer left out
+// among them shows in the tensors, where every layer is expected.
 std::string target_named(const ConfigReader& config, const std::string& name) {
   const InLayer full = split_layer(name);
   const std::string_view module = full.layer >= 0 ? full.rest : std::string_view(name);
@@ -119,12 +120,13 @@ std::vector<std::string> read_targets(const ConfigReader& config) {
   std::string inner = name;
   if (inner.starts_with(kPrefix)) inner.erase(0, kPrefix.size());
   if (const int64_t layer = split_layer(inner).layer; layer >= config.num_hidden_layers)
-    fail_input(where + ": " + in_quotes(name), "there is no such layer",
-               "layer " + std::to_string(layer) + " of " + std::to_string(config.num_hidden_layers));
+    fail_input(
+        where + ": " + in_quotes(name), "there is no such layer",
+        "layer " + std::to_string(layer) + " of " + std::to_string(config.num_hidden_layers));
   std::vector<std::string> names;
   for (const auto& [known, shape] : expected) names.push_back(peft_name(known));
-  fail_input(where + ": " + in_quotes(name), "the adapter's configuration implies no such tensor", "",
-             "nearest: " + nearest_name(name, names));
+  fail_input(where + ": " + in_quotes(name), "the adapter's configuration implies no such tensor",
+             "", "nearest: " + nearest_name(name, names));
 }
 
 // One tensor as f32, with its shape and values checked.
@@ -197,7 +199,8 @@ Adapter read_peft_adapter(const fs::path& directory, const ModelConfig& config) 
       read_json_file(config_path, {.max_bytes = size_t{4} << 20, .max_depth = 32}),
       config_path.string());
   std::error_code unreadable;
-  if (!fs::exists(weights_path, unreadable) && fs::exists(directory / "adapter_model.bin", unreadable))
+  if (!fs::exists(weights_path, unreadable) &&
+      fs::exists(directory / "adapter_model.bin", unreadable))
     fail_input(weights_path.string(), "the file is missing", "adapter_model.bin",
                "save the adapter as safetensors (peft does by default)");
   const SafetensorsFile file = SafetensorsFile::open(weights_path);

@@ -1,5 +1,5 @@
-// Writing PEFT adapters: the subset of adapter_config.json that old and new readers share, f32 tensors, and
-// a second look at both before anything takes its final name.
+// Writing PEFT adapters: the subset of adapter_config.json that old and new readers share, f32
+// tensors, and a second look at both before anything takes its final name.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -49,9 +49,9 @@ Json adapter_config(const Adapter& adapter) {
 // The caller's tensors must be those that the spec implies; values are the user's concern.
 void check_tensors(const Adapter& adapter, const ModelConfig& config, const std::string& where) {
   const std::map<std::string, Shape> expected = expected_adapter(adapter.lora, config);
-  NPU_CHECK(adapter.tensors.size() == expected.size(),
-            std::to_string(adapter.tensors.size()) + " adapter tensors instead of " +
-                std::to_string(expected.size()));
+  NPU_CHECK(adapter.tensors.size() == expected.size(), std::to_string(adapter.tensors.size()) +
+                                                           " adapter tensors instead of " +
+                                                           std::to_string(expected.size()));
   for (const auto& [name, tensor] : adapter.tensors) {
     const auto found = expected.find(name);
     NPU_CHECK(found != expected.end(), name + " is no adapter tensor of this model");
@@ -65,7 +65,8 @@ void check_tensors(const Adapter& adapter, const ModelConfig& config, const std:
 void check_written(const fs::path& directory, const Adapter& adapter, const ModelConfig& config) {
   const Adapter read = read_peft_adapter(directory, config);
   NPU_CHECK(read.lora.rank == adapter.lora.rank && read.lora.alpha == adapter.lora.alpha &&
-                read.lora.rslora == adapter.lora.rslora && read.lora.targets == adapter.lora.targets,
+                read.lora.rslora == adapter.lora.rslora &&
+                read.lora.targets == adapter.lora.targets,
             "adapter_config.json differs from what was written");
   for (const auto& [name, tensor] : adapter.tensors) {
     const Tensor& other = read.tensors.at(name);
@@ -87,8 +88,8 @@ void move_file(const fs::path& from, const fs::path& to) {
 void write_peft_adapter(const fs::path& directory, const Adapter& adapter,
                         const ModelConfig& config) {
   check_tensors(adapter, config, (directory / kAdapterWeightsFile).string());
-  // Staged inside, so that other files of the output directory (logs, checkpoints) stay. Never committed: the
-  // two files move out of it.
+  // Staged inside, so that other files of the output directory (logs, checkpoints) stay. Never
+  // committed: the two files move out of it.
   const StagedDirectory staged(directory / "adapter");
   std::map<std::string, Tensor> tensors;
   for (const auto& [name, tensor] : adapter.tensors) tensors.emplace(peft_name(name), tensor);

@@ -6,8 +6,8 @@
 
 namespace npu {
 
-// `text` in double quotes; a long one only by its length, control characters as \xNN, so that no file can
-// flood or repaint a terminal.
+// `text` in double quotes; a long one only by its length, control characters as \xNN, so that no
+// file can flood or repaint a terminal.
 inline std::string in_quotes(std::string_view text) {
   constexpr size_t kLongest = 120;
   if (text.size() > kLongest) return "\"…\" (" + std::to_string(text.size()) + " bytes)";

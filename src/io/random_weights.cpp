@@ -9,8 +9,8 @@
 namespace npu {
 namespace {
 
-// Draws on demand: each value depends on (seed, name, position) alone, so no order of reading matters and
-// nothing is kept.
+// Draws on demand: each value depends on (seed, name, position) alone, so no order of reading
+// matters and nothing is kept.
 class RandomWeights : public WeightStore {
  public:
   RandomWeights(const ModelConfig& config, uint64_t seed)
@@ -25,7 +25,8 @@ class RandomWeights : public WeightStore {
 
   Tensor get(std::string_view name) const override {
     const auto found = shapes_.find(name);
-    if (found == shapes_.end()) fail_input(std::string(name), "the model has no tensor of this name");
+    if (found == shapes_.end())
+      fail_input(std::string(name), "the model has no tensor of this name");
     Tensor tensor(DType::kF32, found->second);
     const std::span<float> values = tensor.mutable_values<float>();
     if (name.ends_with("norm.weight")) {

@@ -24,10 +24,10 @@ struct DTypeRow {
   unsigned bits;
 };
 constexpr std::array<DTypeRow, 22> kDTypes = {{
-    {"BOOL", 8},        {"F4", 4},          {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
-    {"I8", 8},          {"F8_E5M2", 8},     {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
-    {"F8_E5M2FNUZ", 8}, {"I16", 16},        {"U16", 16},    {"F16", 16},    {"BF16", 16},
-    {"I32", 32},        {"U32", 32},        {"F32", 32},    {"C64", 64},    {"F64", 64},
+    {"BOOL", 8},        {"F4", 4},      {"F6_E2M3", 6}, {"F6_E3M2", 6}, {"U8", 8},
+    {"I8", 8},          {"F8_E5M2", 8}, {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8},
+    {"F8_E5M2FNUZ", 8}, {"I16", 16},    {"U16", 16},    {"F16", 16},    {"BF16", 16},
+    {"I32", 32},        {"U32", 32},    {"F32", 32},    {"C64", 64},    {"F64", 64},
     {"I64", 64},        {"U64", 64},
 }};
 
@@ -41,7 +41,9 @@ class HeaderHandler : public JsonHandler {
  public:
   SafetensorsHeader take() { return std::move(header_); }
 
-  bool null() { return place_ == Place::kTop && in_metadata_ && skip_ == 0 ? true : scalar("null"); }
+  bool null() {
+    return place_ == Place::kTop && in_metadata_ && skip_ == 0 ? true : scalar("null");
+  }
   bool boolean(bool value) { return scalar(value ? "true" : "false"); }
   bool number_integer(Json::number_integer_t value) { return scalar(std::to_string(value)); }
   bool number_float(Json::number_float_t, const std::string& text) { return scalar(text); }
@@ -234,12 +236,13 @@ Result<uint64_t> shape_bytes(const SafetensorsEntry& entry) {
 std::optional<Error> check_entries(const SafetensorsHeader& header, uint64_t data_bytes,
                                    std::string_view where) {
   const auto bad = [&](const SafetensorsEntry& entry, const std::string& what, std::string got) {
-    return Error{ErrorKind::kBadInput, std::string(where), "tensor " + in_quotes(entry.name) + ": " + what,
-                 std::move(got), ""};
+    return Error{ErrorKind::kBadInput, std::string(where),
+                 "tensor " + in_quotes(entry.name) + ": " + what, std::move(got), ""};
   };
   uint64_t reached = 0;
   for (const SafetensorsEntry& entry : header.entries) {
-    const std::string range = "[" + std::to_string(entry.begin) + "," + std::to_string(entry.end) + "]";
+    const std::string range =
+        "[" + std::to_string(entry.begin) + "," + std::to_string(entry.end) + "]";
     if (entry.begin != reached || entry.end < entry.begin)
       return bad(entry, "data_offsets must continue at " + std::to_string(reached), range);
     const Result<uint64_t> bytes = shape_bytes(entry);
@@ -285,7 +288,8 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file,
   if (length > kMaxHeaderBytes)
     return bad("the header is larger than 100,000,000 bytes", std::to_string(length));
   if (length > file.size() - sizeof(length))
-    return bad("the header of " + std::to_string(length) + " bytes does not fit in the file", size_text);
+    return bad("the header of " + std::to_string(length) + " bytes does not fit in the file",
+               size_text);
 
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + sizeof(length), length);
   HeaderHandler handler;
@@ -307,8 +311,8 @@ Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file,
 }
 
 std::optional<DType> dtype_from_safetensors(std::string_view dtype) {
-  for (const DType candidate : {DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32,
-                                DType::kU8, DType::kPred})
+  for (const DType candidate :
+       {DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32, DType::kU8, DType::kPred})
     if (safetensors_dtype(candidate) == dtype) return candidate;
   return std::nullopt;
 }
@@ -353,8 +357,9 @@ Tensor SafetensorsFile::get(std::string_view name) const {
   const SafetensorsEntry& found = entry(name);
   const std::optional<DType> dtype = dtype_from_safetensors(found.dtype);
   if (!dtype)
-    fail_input(file_->path().string() + ": tensor " + in_quotes(name), "this dtype is not implemented",
-               std::string(found.dtype), "convert the weights to F32, BF16 or F16");
+    fail_input(file_->path().string() + ": tensor " + in_quotes(name),
+               "this dtype is not implemented", std::string(found.dtype),
+               "convert the weights to F32, BF16 or F16");
   const std::byte* data = file_->bytes().data() + header_.data_offset + found.begin;
   const bool aligned = reinterpret_cast<uintptr_t>(data) % dtype_bytes(*dtype) == 0;
   if (aligned && *dtype != DType::kPred) return Tensor(*dtype, found.shape, file_, data);

@@ -23,14 +23,15 @@ struct SafetensorsEntry {
 };
 
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;  // in file order; they cover the data without gap or overlap
+  std::vector<SafetensorsEntry>
+      entries;  // in file order; they cover the data without gap or overlap
   std::map<std::string, std::string> metadata;
   size_t data_offset = 0;
 };
 
 // Reads and checks the header of a whole file's bytes. Verdicts follow the official reader but are
-// stricter where a file could mean two things: refused are duplicate names, entries in array form and
-// shapes with a zero whose other dimensions overflow.
+// stricter where a file could mean two things: refused are duplicate names, entries in array form
+// and shapes with a zero whose other dimensions overflow.
 Result<SafetensorsHeader> parse_safetensors(std::span<const std::byte> file,
                                             std::string_view where);
 

@@ -150,7 +150,8 @@ void write_model_files(const fs::path& directory, const std::vector<TensorSpec>&
 
 std::string safetensors_bytes(const std::map<std::string, Tensor>& tensors, Metadata metadata) {
   std::vector<TensorSpec> specs;
-  for (const auto& [name, tensor] : tensors) specs.push_back({name, tensor.dtype(), tensor.shape()});
+  for (const auto& [name, tensor] : tensors)
+    specs.push_back({name, tensor.dtype(), tensor.shape()});
   sort_for_file(specs);
   std::string result = header_bytes(specs, std::move(metadata));
   for (const TensorSpec& spec : specs) {

@@ -19,10 +19,10 @@ struct TensorSpec {
 
 using TensorSource = std::function<Tensor(const TensorSpec&)>;
 
-// Fills a new directory (a staged one: nothing is renamed here) with model.safetensors, or with shards
-// of at most `shard_bytes` and model.safetensors.index.json. Shards take tensors in the order of
-// `specs`; a tensor larger than the limit gets a shard of its own. `source` is asked for each tensor
-// once and must answer with the dtype and shape of the spec. A full disk is kRetriable.
+// Fills a new directory (a staged one: nothing is renamed here) with model.safetensors, or with
+// shards of at most `shard_bytes` and model.safetensors.index.json. Shards take tensors in the
+// order of `specs`; a tensor larger than the limit gets a shard of its own. `source` is asked for
+// each tensor once and must answer with the dtype and shape of the spec. A full disk is kRetriable.
 void write_model_files(const fs::path& directory, const std::vector<TensorSpec>& specs,
                        const TensorSource& source, size_t shard_bytes);
 

@@ -16,6 +16,9 @@ struct Tokenizer::State {
   std::vector<bool> added_ids, special_ids;
   int32_t eos = -1;
 
+  bool in_vocab(int32_t id) const {
+    return static_cast<size_t>(id) < spec.in_vocab.size() && spec.in_vocab[id];
+  }
   void merge_piece(std::string_view piece, size_t offset, std::vector<TokenAt>& out) const;
   void encode_words(std::string_view text, size_t offset, std::vector<TokenAt>& out) const;
   void encode_normalized(std::string_view text, size_t offset, std::vector<TokenAt>& out) const;
@@ -38,7 +41,7 @@ void Tokenizer::State::merge_piece(std::string_view piece, size_t offset,
                                    std::vector<TokenAt>& out) const {
   if (spec.ignore_merges) {
     const auto whole = spec.ids.find(spell(piece));
-    if (whole != spec.ids.end()) {
+    if (whole != spec.ids.end() && in_vocab(whole->second)) {
       out.push_back({whole->second, offset});
       return;
     }

@@ -130,6 +130,8 @@ class TokenizerReader {
       if (spelling.empty()) refuse(key, "is an empty token", id);
       name_id(token_id(id, key), spelling, key);
     }
+    for (const std::string& spelling : spec_.spellings)
+      spec_.in_vocab.push_back(!spelling.empty());
   }
 
   void read_bytes(const Json& model) {

@@ -16,6 +16,7 @@ namespace npu {
 struct TokenizerSpec {
   std::unordered_map<std::string, int32_t> ids;  // by spelling in the file, added tokens included
   std::vector<std::string> spellings;            // by id; "" where no token has the id
+  std::vector<bool> in_vocab;                    // by id: in model.vocab, not only added
   BpeMerger merger;
   bool ignore_merges = false;  // a piece that is a token as a whole is not merged
   bool nfc = false;

@@ -57,11 +57,16 @@ utf8proc_category_t category(char32_t c) {
   return utf8proc_category(static_cast<utf8proc_int32_t>(c));
 }
 
-// A code point before which NFC may be cut: it never joins what stands before it. Not all such code
-// points, but those that text is full of.
+bool is_mark(char32_t c) {
+  const utf8proc_category_t kind = category(c);
+  return kind == UTF8PROC_CATEGORY_MN || kind == UTF8PROC_CATEGORY_MC ||
+         kind == UTF8PROC_CATEGORY_ME;
+}
+
+// Only marks and Hangul vowels and finals join what stands before them, so NFC may be cut before
+// any other code point.
 bool starts_nfc_segment(char32_t c) {
-  return c < 0x300 || (c >= 0x2e80 && c < 0x302a) || (c >= 0x3030 && c < 0x3099) ||
-         (c >= 0x309b && c < 0xa66f) || (c >= 0xac00 && c < 0xd7a4);
+  return c < 0x300 || (!is_mark(c) && (c < 0x1160 || c > 0x11ff));
 }
 
 std::string nfc_segment(std::string_view text) {

@@ -17,8 +17,12 @@ Graph renamed(const Graph& graph, std::string_view name) {
 }
 
 ForwardBackward differentiate(const Graph& forward, const std::string& seed,
-                              const std::vector<std::string>& wrt, Recompute recompute) {
-  return split_joint(vjp(forward, {seed}, wrt).take(), forward.outputs().size(), recompute);
+                              const std::vector<std::string>& wrt, Recompute recompute,
+                              const PassOptions& passes) {
+  // The passes run before the split: afterwards forward's and backward's halves of a pattern (softmax
+  // and its gradient) no longer stand in one graph, and the wrong tensors would be kept.
+  const Graph joint = run_passes(vjp(forward, {seed}, wrt).take(), default_passes(), passes);
+  return split_joint(joint, forward.outputs().size(), recompute);
 }
 
 void add_training_graphs(ModelGraphs& out, const ModelConfig& config) {
@@ -26,7 +30,7 @@ void add_training_graphs(ModelGraphs& out, const ModelConfig& config) {
   const Graph layer = layer_forward(config, o.layer);
   std::vector<std::string> wrt = trained_inputs(o.layer.lora);
   wrt.insert(wrt.begin(), "x");
-  ForwardBackward pair = differentiate(layer, "y", wrt, o.recompute);
+  ForwardBackward pair = differentiate(layer, "y", wrt, o.recompute, o.passes);
   out.saved = pair.saved;
   for (const std::string& name : pair.saved) {
     out.saved_types.push_back(pair.forward.node(pair.forward.find_output(name)).type);
@@ -43,7 +47,7 @@ void add_training_graphs(ModelGraphs& out, const ModelConfig& config) {
   out.graphs.push_back({"bwd", std::move(first).build(/*drop_unused_inputs=*/true)});
 
   const Graph norm = final_norm(config, o.layer, o.loss_rows);
-  const Graph norm_bwd = differentiate(norm, "h", {"x"}, Recompute::kLayer).backward;
+  const Graph norm_bwd = differentiate(norm, "h", {"x"}, Recompute::kLayer, o.passes).backward;
   out.graphs.push_back({"rms-bwd", renamed(norm_bwd, kFinalNormBackward)});
 }
 

@@ -6,6 +6,7 @@
 
 #include "compile/plan.h"
 #include "model/model.h"
+#include "transform/passes.h"
 #include "transform/vjp.h"
 
 namespace npu {
@@ -17,6 +18,7 @@ struct GraphOptions {
   int64_t vocab_chunk = 16384;  // largest C
   bool train = true;            // forward-and-backward graphs
   bool eval = false;            // forward-only graphs
+  PassOptions passes;           // which passes are off
 };
 
 // Names of the graphs. The first layer's backward leaves out dx where nothing below it is trained.

@@ -17,6 +17,7 @@ Prepared prepare(const ModelConfig& config, SessionOptions options) {
   options.plan.host_groups = {traits.host_parts.begin(), traits.host_parts.end()};
   if (options.host_groups) options.plan.host_groups = *options.host_groups;
   options.plan.compile.threads = options.threads;
+  options.graphs.passes = options.plan.passes;
   out.graphs = build_model_graphs(config, options.graphs);
   out.plan = make_plan(out.graphs.graphs, *out.backend, options.plan);
   out.options = std::move(options);

@@ -29,6 +29,8 @@ enum class Recompute {
 };
 
 // `joint` is vjp()'s result; `num_forward_outputs` says how many leading outputs are forward's.
+// Both graphs give the bits that `joint` gives. Backward is named like forward with "_bwd" in the
+// place of "_fwd", or after the name.
 ForwardBackward split_joint(const Graph& joint, size_t num_forward_outputs, Recompute recompute);
 
 }  // namespace npu

@@ -15,6 +15,7 @@ A folder holds
 All f32 results use eager attention on one thread.
 """
 import argparse
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -25,6 +26,7 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama import modeling_llama
 
 HERE = Path(__file__).resolve().parent
 LINEARS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj",
@@ -87,6 +89,40 @@ def loss_and_gradients(model_dir, adapter_dir, batch):
     out = model(**batch)
     out.loss.backward()
     result = {"loss": out.loss.detach(), "logits": out.logits.detach()}
+    result.update({name: p.grad.clone() for name, p in lora_parameters(model).items()})
+    return result
+
+
+@contextlib.contextmanager
+def nothing_rounds_to_f32():
+    """transformers computes norms and softmax in f32 whatever the model's dtype; here they keep it."""
+    def norm(self, x):
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    def attention(module, query, key, value, mask, scaling, **_):
+        key = modeling_llama.repeat_kv(key, module.num_key_value_groups)
+        value = modeling_llama.repeat_kv(value, module.num_key_value_groups)
+        scores = query @ key.transpose(2, 3) * scaling
+        weights = (scores if mask is None else scores + mask).softmax(-1)
+        return (weights @ value).transpose(1, 2).contiguous(), weights
+
+    kept = modeling_llama.LlamaRMSNorm.forward, modeling_llama.eager_attention_forward
+    modeling_llama.LlamaRMSNorm.forward, modeling_llama.eager_attention_forward = norm, attention
+    try:
+        yield
+    finally:
+        modeling_llama.LlamaRMSNorm.forward, modeling_llama.eager_attention_forward = kept
+
+
+def loss_and_gradients_f64(model_dir, adapter_dir, batch):
+    """The same in f64 (no logits). On a deep model torch's own f32 gradients are 3e-4 off this."""
+    with nothing_rounds_to_f32():
+        model = load(model_dir, adapter_dir, trainable=True).double()
+        logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), batch["labels"][:, 1:].flatten(), ignore_index=IGNORED)
+        loss.backward()
+    result = {"loss": loss.detach()}
     result.update({name: p.grad.clone() for name, p in lora_parameters(model).items()})
     return result
 

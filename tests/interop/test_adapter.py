@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from tokenizers import Tokenizer
 
 CHOICES = (" negative", " positive")
-ROWS = 48
+ROWS = 32
 
 
 class Complaints(logging.Handler):
@@ -110,14 +110,15 @@ def test_config_is_the_stable_subset(adapter, smollm2):
         "adapter_config.json", "adapter_model.safetensors"]
 
 
-def judge(peft_model, smollm2, rows):
+@pytest.fixture(scope="module")
+def judgement(peft_model, smollm2, rows_file):
     """Per row: log-probabilities of the response and end token, and of both choices."""
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     choice_ids = [tokenizer.encode(c, add_special_tokens=False).ids for c in CHOICES]
     assert all(len(ids) == 1 for ids in choice_ids)
     end = peft_model.config.eos_token_id
     scores = []
-    for row in rows:
+    for row in read_jsonl(rows_file):
         prompt = tokenizer.encode(row["prompt"], add_special_tokens=False).ids
         response = tokenizer.encode(row["response"], add_special_tokens=False).ids
         ids = torch.tensor([prompt + response + [end]])
@@ -131,26 +132,25 @@ def judge(peft_model, smollm2, rows):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "openvino:CPU"])
-def test_same_log_probabilities(run, smollm2, adapter, peft_model, rows_file, tmp_path, backend):
-    rows = read_jsonl(rows_file)
-    expected = judge(peft_model, smollm2, rows)
+def test_same_log_probabilities(run, smollm2, adapter, judgement, rows_file, tmp_path, backend):
     common = ("eval", "--model", smollm2, "--adapter", adapter, "--data", rows_file, "--backend",
               backend, "--seq-len", 256, "--json")
 
     done = run(*common, "--mode", "nll", "--rows", tmp_path / "nll.jsonl")
-    for got, right in zip(read_jsonl(tmp_path / "nll.jsonl"), expected, strict=True):
+    for got, right in zip(read_jsonl(tmp_path / "nll.jsonl"), judgement, strict=True):
         assert got["token_log_probs"] == pytest.approx(right["tokens"], abs=1e-3)
-    all_tokens = [value for score in expected for value in score["tokens"]]
+    all_tokens = [value for score in judgement for value in score["tokens"]]
     report = json.loads(done.stdout)
     assert report["n"] == len(all_tokens)
     assert report["nll"] == pytest.approx(-sum(all_tokens) / len(all_tokens), abs=1e-3)
 
     done = run(*common, "--choice", CHOICES[0], "--choice", CHOICES[1], "--rows",
                tmp_path / "choice.jsonl")
-    for got, right in zip(read_jsonl(tmp_path / "choice.jsonl"), expected, strict=True):
+    for got, right in zip(read_jsonl(tmp_path / "choice.jsonl"), judgement, strict=True):
         assert [got["log_probs"][c] for c in CHOICES] == pytest.approx(right["choices"], abs=1e-3)
-    answers = [CHOICES[s["choices"].index(max(s["choices"]))] for s in expected]
-    right = sum(answer == row["response"] for answer, row in zip(answers, rows))
+    answers = [CHOICES[s["choices"].index(max(s["choices"]))] for s in judgement]
+    responses = [row["response"] for row in read_jsonl(rows_file)]
+    right = sum(answer == response for answer, response in zip(answers, responses))
     report = json.loads(done.stdout)
     assert report["n"] == ROWS
     assert report["accuracy"] == right / ROWS

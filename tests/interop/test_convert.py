@@ -3,10 +3,12 @@ import json
 
 import gguf
 import numpy as np
+import pytest
 import torch
 from safetensors import safe_open
 from test_adapter import Complaints
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
          "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
@@ -89,3 +91,83 @@ def test_tokenizer_holds_the_metadata(smollm2, gguf_file):
     assert tokenizer["pre_tokenizer"]["pretokenizers"][0] == {"type": "Digits", "individual_digits": True}
     config = json.loads((smollm2 / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert config["chat_template"] == fields["tokenizer.chat_template"].contents()
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 8192, "rope_theta": 500000.0}
+BYTE_LETTERS = [chr(c) for c in (*range(33, 127), *range(161, 173), *range(174, 256))]
+BYTE_LETTERS += [chr(256 + i) for i in range(256 - len(BYTE_LETTERS))]  # GPT-2's letters for other bytes
+
+
+def interleaved(values, heads):
+    """Rows of each head from halves to pairs, as llama.cpp wants them."""
+    return values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def write_gguf(path, model):
+    """A GGUF of `model` as llama.cpp's converter lays one out, with a byte-level tokenizer of Llama 3's kind."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in (("context_length", 131072), ("embedding_length", 256), ("feed_forward_length", 96),
+                       ("block_count", 2), ("attention.head_count", 4), ("attention.head_count_kv", 2),
+                       ("rope.dimension_count", 64)):
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_float32("llama.rope.freq_base", 500000.0)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    tokens = [*BYTE_LETTERS, "ab", "<|begin_of_text|>", "<|end_of_text|>"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_token_list(tokens)
+    writer.add_token_types([1] * 257 + [3, 3])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(257)
+    writer.add_eos_token_id(258)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    plain = 1.0 / 500000.0 ** (torch.arange(0, 64, 2) / 64)
+    writer.add_tensor("rope_freqs.weight", (plain / scaled).float().numpy())
+    short = {value: key for key, value in NAMES.items()}
+    for name, values in model.state_dict().items():
+        values = values.numpy()
+        parts = name.split(".")
+        if parts[0] == "lm_head":
+            writer.add_tensor("output.weight", values)
+        elif parts[1] == "layers":
+            key = short[".".join(parts[3:-1])]
+            heads = {"attn_q": 4, "attn_k": 2}.get(key)
+            values = interleaved(values, heads) if heads else values
+            writer.add_tensor(f"blk.{parts[2]}.{key}.{parts[-1]}", np.ascontiguousarray(values))
+        else:
+            writer.add_tensor({"embed_tokens": "token_embd.weight", "norm": "output_norm.weight"}[parts[1]], values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("biases", [False, True], ids=["plain", "biases"])
+def test_llama3_scaling_and_biases_come_back(run, tmp_path, biases):
+    """transformers model → GGUF → our convert → transformers: the same logits to the last bit."""
+    torch.manual_seed(2)
+    config = LlamaConfig(hidden_size=256, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2, vocab_size=259, max_position_embeddings=131072, rms_norm_eps=1e-5,
+                         rope_parameters=LLAMA3, attention_bias=biases, mlp_bias=biases, tie_word_embeddings=False)
+    model = LlamaForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    write_gguf(tmp_path / "m.gguf", model)
+    run("convert", tmp_path / "m.gguf", "--out", tmp_path / "hf", "--dtype", "f32")
+
+    written = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert written["rope_theta"] == 500000.0
+    assert written["rope_scaling"] == {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
+    assert (written["attention_bias"], written["mlp_bias"], written["tie_word_embeddings"]) == (biases, biases, False)
+    with Complaints() as complaints:
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").eval()
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert complaints.messages == set()
+    ids = torch.arange(48).reshape(1, 48) * 5 % 259
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+    assert tokenizer("abé").input_ids == [257, 256, *(BYTE_LETTERS.index(c) for c in "Ã©")]
+    assert tokenizer("ab", add_special_tokens=False).input_ids == [256]

@@ -113,7 +113,7 @@ def test_onnxruntime_equals_kernels(directory, cases):
 
 
 def test_16_bit_models_say_so(directory, cases):
-    """What the run above leaves out is exactly the cases with a 16-bit type in the manifest or inside."""
+    """What the run above leaves out: the cases with a 16-bit type at their ends or inside."""
     for case in cases:
         model = onnx.load(directory / f"{case['name']}.onnx")
         tensors = case["inputs"] + case["outputs"]
