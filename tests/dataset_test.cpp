@@ -224,6 +224,7 @@ TEST_F(DatasetTest, NamesWhatIsWrongWithARow) {
       {"null", "a row must be a JSON object; got null"},
       {"{}", "the row has no form that is known; got no fields; hint: a row is {\"text\"}"},
       {"{\"txt\": \"a\", \"n\": 1}", "no form that is known; got fields \"txt\", \"n\"; hint"},
+      {"{\"\\u001b[31m\": \"a\"}", "got fields \"\\x1b[31m\"; hint"},
       {"{\"prompt\": \"a\", \"answer\": \"b\"}",
        "a prompt without \"response\"; got fields \"prompt\", \"answer\""},
       {"{\"question\": \"a\", \"response\": \"b\"}",

@@ -431,6 +431,7 @@ TEST(RandomWeights, DependOnNameAndSeedAlone) {
   EXPECT_EQ(std::memcmp(first.data(), later.data(), first.bytes()), 0);
   EXPECT_NE(std::memcmp(first.data(), store->get(q1).data(), first.bytes()), 0);
   EXPECT_NE(std::memcmp(first.data(), other->get(q).data(), first.bytes()), 0);
+  EXPECT_NE(first.values<float>()[0], first.values<float>()[1]);
   EXPECT_EQ(store->names().size(), expected_weights(config).size());
   EXPECT_TRUE(contains(refusal([&] { store->get("x"); }), "no tensor of this name"));
 }

@@ -91,6 +91,7 @@ TEST(Gguf, MetadataVerdicts) {
       {"array", array(kI32, 2, le<int32_t>(1) + le<int32_t>(2)), ""},
       {"empty array", array(kString, 0, ""), ""},
       {"array longer than the file", array(kU8, 1'000'000, "abc"), "longer than the file"},
+      {"array of more bytes than are left", array(kU64, 40, ""), "longer than the file"},
       {"array of 2^61 64-bit numbers", array(kU64, uint64_t{1} << 61, ""), "longer than the file"},
       {"array of 2^64-1 bytes", array(kU8, ~uint64_t{0}, ""), "longer than the file"},
       {"array of 2^60 strings", array(kString, uint64_t{1} << 60, ""), "longer than the file"},
@@ -139,6 +140,8 @@ TEST(Gguf, TensorVerdicts) {
       {"overlap", with({"b", {4}, 0, data, 0}), "overlaps another tensor"},
       {"offset beyond the file", with({"b", {4}, 0, data, 1 << 20}), "outside the file"},
       {"offset near 2^63", with({"b", {4}, 0, data, INT64_MAX & ~31ll}), "outside the file"},
+      {"end wraps past 2^64", with({"b", {(uint64_t{1} << 62) - 8}, 0, data, 32}),
+       "outside the file"},
       {"data cut", changed([](auto& g) { g.cut = 17; }), "outside the file"},
       {"longer than the file", with({"b", {1 << 20}, 0, data}), "outside the file"},
       {"in reverse order", changed([&](auto& g) {

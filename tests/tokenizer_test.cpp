@@ -249,6 +249,34 @@ TEST(Tokenizer, RefusesDuplicatesAndBrokenJson) {
   EXPECT_NE(refusal(files_of(twice)).find("is given twice"), std::string::npos);
 }
 
+TEST(Tokenizer, DamagedFilesAreReadOrRefusedNeverMore) {
+  const std::string good = tiny().dump();
+  uint64_t state = 7;
+  const auto next = [&](size_t below) {
+    state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+    return static_cast<size_t>((state >> 33) % below);
+  };
+  const std::string letters = "{}[]\",:0123456789-eatrunfls\\ ";
+  int refused = 0;
+  for (int i = 0; i < 1000; ++i) {
+    TokenizerFiles files = files_of(Json());
+    files.tokenizer_json = good;
+    for (size_t k = next(3) + 1; k > 0; --k) {
+      const size_t at = next(good.size());
+      if (next(8) == 0)
+        files.tokenizer_json.resize(std::min(at + 1, files.tokenizer_json.size()));
+      else if (at < files.tokenizer_json.size())
+        files.tokenizer_json[at] = letters[next(letters.size())];
+    }
+    try {
+      Tokenizer::from_files(files).encode("Review: a film <|end|> 한국어 123", true);
+    } catch (const UserError&) {
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 100);
+}
+
 TEST(Tokenizer, LongRunsAreNotQuadratic) {
   const Tokenizer tokenizer = make(tiny());
   std::string letters;
@@ -281,6 +309,12 @@ TEST(Unicode, PropertiesFollowTheReferencesVersions) {
   EXPECT_FALSE(is_space(0x1c));
   EXPECT_TRUE(is_python_space(0x1c));
   EXPECT_TRUE(is_word(0x24b6));
+}
+
+TEST(Unicode, PrintableTextIsShortAndHarmless) {
+  EXPECT_EQ(printable("a\x1b[31m\n\x7f한", 100), "a\\x1b[31m\\x0a\\x7f한");
+  EXPECT_EQ(printable("한국어", 7), "한국…");  // never half a code point
+  EXPECT_EQ(printable("abc", 3), "abc");
 }
 
 TEST(Unicode, ComposesAndTracesWhereItChanged) {

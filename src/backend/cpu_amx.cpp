@@ -1,3 +1,4 @@
+// The register blocks of an AMX product, and the passes over its operands.
 #include "backend/cpu_amx_pack.h"
 
 namespace npu::cpu {

@@ -1,3 +1,4 @@
+// Packing for AMX: each operand from either storage order, cut into bf16 parts.
 #include "backend/cpu_amx_pack.h"
 
 namespace npu::cpu::amx {

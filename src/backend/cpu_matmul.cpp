@@ -1,3 +1,4 @@
+// One product of a plan: AMX or BLAS, with 16-bit operands and results where BLAS has only f32.
 #include "backend/cpu_matmul.h"
 
 #include <cblas.h>

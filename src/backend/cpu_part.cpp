@@ -1,3 +1,4 @@
+// Decoding of blobs and the checks of a call, for both CPU backends.
 #include "backend/cpu_part.h"
 
 #include <string>

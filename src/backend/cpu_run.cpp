@@ -1,3 +1,4 @@
+// Threads, chunks and addresses: everything of a call but the arithmetic.
 #include "backend/cpu_run.h"
 
 #include <time.h>

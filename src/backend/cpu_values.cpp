@@ -1,3 +1,4 @@
+// Decides for each node what it becomes, folds scales and sums into products, and chooses layouts.
 #include "backend/cpu_values.h"
 
 #include <algorithm>

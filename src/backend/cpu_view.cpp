@@ -1,3 +1,4 @@
+// Arithmetic of strided views.
 #include "backend/cpu_view.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Buffers in host memory, shared by every backend whose device is the host.
 #include "backend/host_device.h"
 
 #include <cstdint>

@@ -1,3 +1,4 @@
+// Walking a graph with a GraphWriter: each op says in its row what it becomes.
 #include "backend/lowering.h"
 
 namespace npu {

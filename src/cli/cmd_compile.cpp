@@ -152,7 +152,16 @@ int cmd_plan(const Options& options) {
 
 int cmd_compile(const Options& options) {
   Planned planned = plan_training(options);
+  const Cache cache(cache_directory(options));
+  if (options.has("import")) cache.import_bundle(options.text("import"));
   const CompileReport report = compile(planned.prepared);
+  if (options.has("export")) {
+    std::vector<std::string> digests;
+    for (const DistinctPart& part : planned.prepared.plan.distinct) {
+      if (!part.cache_digest.empty()) digests.push_back(part.cache_digest);
+    }
+    cache.export_bundle(digests, options.text("export"));
+  }
   report_compile(report, options.flag("quiet") || options.flag("json"));
   if (options.flag("json")) {
     Json json = {{"built", report.built}, {"cached", report.cached}, {"failed", Json::array()},

@@ -47,12 +47,7 @@ int cmd_data(const Options& options) {
   }
   const HfModel model = open_model(options, /*with_weights=*/false);
   const Tokenizer tokenizer = Tokenizer::from_files(model.tokenizer);
-  DatasetOptions d;
-  d.max_length = options.integer("seq-len", 2);
-  d.train_on_all = options.choice("train-on", {"response", "all"}) == "all";
-  d.skip_bad_rows = options.integer("skip-bad-rows");
-  if (options.has("date")) d.template_date = options.text("date");
-  d.vocab_size = model.config.vocab_size;
+  const DatasetOptions d = dataset_options(options, model.config);
   const Dataset data = load_dataset({options.positional().begin(), options.positional().end()},
                                     tokenizer, model.tokenizer, d);
   const size_t limit = static_cast<size_t>(options.integer("limit"));

@@ -250,12 +250,7 @@ int cmd_eval(const Options& options) {
   std::vector<EvalRow> rows;
   Dataset data;
   if (mode == "nll") {
-    DatasetOptions d;
-    d.max_length = options.integer("seq-len", 2);
-    d.skip_bad_rows = options.integer("skip-bad-rows");
-    if (options.has("date")) d.template_date = options.text("date");
-    d.vocab_size = model.config.vocab_size;
-    data = load_dataset(files, tokenizer, model.tokenizer, d);
+    data = load_dataset(files, tokenizer, model.tokenizer, dataset_options(options, model.config));
   } else {
     rows = load_eval_rows(files);
     const size_t limit = static_cast<size_t>(options.integer("limit"));

@@ -18,6 +18,9 @@
 namespace npu {
 namespace {
 
+// Wrapping cuts the running stream itself, so rows may have any length.
+constexpr int64_t kUncut = int64_t{1} << 40;
+
 TrainConfig train_config(const Options& options) {
   TrainConfig config;
   config.adamw.lr = options.real("lr");
@@ -102,17 +105,15 @@ Run::Run(const Options& o)
 }
 
 void Run::load_data(const Tokenizer& tokenizer) {
-  DatasetOptions d;
-  d.max_length = options.integer("seq-len", 2);
-  d.train_on_all = options.choice("train-on", {"response", "all"}) == "all";
-  d.skip_bad_rows = options.integer("skip-bad-rows");
-  if (options.has("date")) d.template_date = options.text("date");
-  d.vocab_size = model.config.vocab_size;
+  DatasetOptions d = dataset_options(options, model.config);
   const auto load = [&](const char* name) {
     const std::vector<std::string> files = options.list(name);
     return load_dataset({files.begin(), files.end()}, tokenizer, model.tokenizer, d);
   };
   if (options.list("data").empty()) options.text("data");  // reports that it is required
+  // Held-out rows are scored whole or cut, whatever the packing.
+  if (!options.list("eval-data").empty()) held_out = load("eval-data");
+  if (packing_option(options) == Packing::kWrap) d.max_length = kUncut;
   data = load("data");
   for (const std::string& warning : data.warnings) log_warn("data", warning);
   if (data.trained_tokens() == 0) {
@@ -121,7 +122,6 @@ void Run::load_data(const Tokenizer& tokenizer) {
                    " dropped",
                "npu-lora data FILE --model M shows what each row trains; --seq-len may be too short");
   }
-  if (!options.list("eval-data").empty()) held_out = load("eval-data");
 }
 
 BatcherOptions Run::batcher_options() const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "io/dataset.h"
 #include "io/hf_model.h"
 #include "io/peft.h"
 #include "train/session.h"
@@ -34,6 +35,9 @@ const std::vector<Command>& command_table();
 std::vector<fs::path> hub_roots();
 HfModel open_model(const Options& options, bool with_weights = true);
 fs::path cache_directory(const Options& options);
+
+// How rows become tokens: --seq-len, --train-on (where the command has it), --skip-bad-rows, --date.
+DatasetOptions dataset_options(const Options& options, const ModelConfig& config);
 
 // --rank, --alpha, --targets, --rslora.
 LoraSpec lora_options(const Options& options);

@@ -54,7 +54,7 @@ constexpr OptionSpec kTable[] = {
     {"seed", kInteger, "0", "N", "train check", "of the adapter's initial values and the shuffle"},
     // Data.
     {"packing", kText, "best-fit", "MODE", "train", "best-fit, wrap or none"},
-    {"train-on", kText, "response", "WHAT", "train data", "response (text rows: all tokens) or all"},
+    {"train-on", kText, "response", "WHAT", "train data eval", "response (text rows: all tokens) or all"},
     {"skip-bad-rows", kInteger, "0", "N", "train data eval", "bad rows to tolerate"},
     {"date", kText, "", "YYYY-MM-DD", "train data eval", "date for chat templates that print one [today]"},
     {"eval-data", kList, "", "FILE", "train", "held-out rows; their loss is logged"},
@@ -70,6 +70,8 @@ constexpr OptionSpec kTable[] = {
     {"jobs", kInteger, "1", "N", kRuns, "parts compiled at the same time"},
     {"compile-timeout", kReal, "600", "SECONDS", kRuns, "per part"},
     {"expect-cached", kFlag, "", "", kRuns, "fail, saying why, if any part would have to be compiled"},
+    {"export", kText, "", "FILE", "compile", "also write the compiled parts as a bundle for another machine"},
+    {"import", kText, "", "FILE", "compile", "first take compiled parts from a bundle"},
     // check
     {"batch-file", kText, "", "FILE", "check", "safetensors with input_ids and labels, int64 [B,S]; also spelt --batch"},
     {"layers", kInteger, "0", "N", "check", "only the first N layers; 0 = all"},

@@ -73,6 +73,16 @@ fs::path cache_directory(const Options& options) {
   return fs::path(home) / ".cache/npu-lora";
 }
 
+DatasetOptions dataset_options(const Options& options, const ModelConfig& config) {
+  DatasetOptions d;
+  d.max_length = options.integer("seq-len", 2);
+  d.train_on_all = options.choice("train-on", {"response", "all"}) == "all";
+  d.skip_bad_rows = options.integer("skip-bad-rows");
+  if (options.has("date")) d.template_date = options.text("date");
+  d.vocab_size = config.vocab_size;
+  return d;
+}
+
 LoraSpec lora_options(const Options& options) {
   LoraSpec lora;
   lora.rank = options.integer("rank", 1, 4096);

@@ -22,7 +22,7 @@ std::string roles(const Json& messages) {
   std::string names;
   for (size_t i = 0; i < messages.size(); ++i) {
     if (i == kShown) return names + ", …";
-    names += (i > 0 ? ", " : "") + messages[i].at("role").get<std::string>().substr(0, 20);
+    names += (i > 0 ? ", " : "") + printable(messages[i].at("role").get<std::string>(), 20);
   }
   return names;
 }

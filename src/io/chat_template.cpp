@@ -5,6 +5,7 @@
 
 #include "io/jinja_eval.h"
 #include "io/jinja_parser.h"
+#include "io/unicode.h"
 
 namespace npu {
 namespace {
@@ -12,8 +13,9 @@ namespace {
 constexpr int kInputDepth = 100;  // more than the nesting that parse_json lets through
 
 Error template_error(const std::string& where, const jinja::TemplateError& error) {
-  return Error{ErrorKind::kBadInput, where + ":" + std::to_string(error.line), error.what,
-               error.got, ""};
+  constexpr size_t kShown = 300;  // what templates say of their input may quote all of it
+  return Error{ErrorKind::kBadInput, where + ":" + std::to_string(error.line),
+               printable(error.what, kShown), printable(error.got, kShown), ""};
 }
 
 bool is_date(const std::string& date) {
@@ -54,7 +56,8 @@ Result<std::string> ChatTemplate::render(const Inputs& inputs) const {
   using jinja::Value;
   NPU_CHECK(inputs.messages != nullptr, "render needs messages");
   if (!inputs.date.empty() && !is_date(inputs.date))
-    return Error{ErrorKind::kUsage, "date", "a date is written YYYY-MM-DD", inputs.date, ""};
+    return Error{ErrorKind::kUsage, "date", "a date is written YYYY-MM-DD",
+                 printable(inputs.date, 40), ""};
   try {
     // The owner is empty: messages outlive the call.
     std::map<std::string, Value> variables = {

@@ -7,6 +7,7 @@
 
 #include "io/chat_rows.h"
 #include "io/jsonl.h"
+#include "io/unicode.h"
 
 namespace npu {
 namespace {
@@ -24,8 +25,7 @@ std::string field_names(const Json& row) {
   size_t count = 0;
   for (const auto& [key, value] : row.items()) {
     if (++count > kShown) return names + " and " + std::to_string(row.size() - kShown) + " more";
-    names += (count == 1 ? " " : ", ") +
-             Json(key.substr(0, 40)).dump(-1, ' ', false, Json::error_handler_t::replace);
+    names += (count == 1 ? " \"" : ", \"") + printable(key, 40) + "\"";
   }
   return names;
 }
@@ -139,7 +139,7 @@ class RowReader {
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string name = key + "[" + std::to_string(i) + "]";
       if (!list[i].is_number_integer())
-        return bad(where, name + " must be a whole number", list[i].dump().substr(0, 40));
+        return bad(where, name + " must be a whole number", printable(list[i].dump(), 40));
       // An unsigned value above int64 would wrap around.
       const bool huge = list[i].is_number_unsigned() && list[i].get<uint64_t>() > INT32_MAX;
       const int64_t id = huge ? -1 : list[i].get<int64_t>();

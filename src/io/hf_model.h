@@ -44,8 +44,8 @@ HfModel load_model(const std::string& where, bool with_weights = true,
 // of a geometry from its config.json alone.
 std::unique_ptr<WeightStore> random_weights(const ModelConfig& config, uint64_t seed);
 
-// GGUF → Hugging Face directory (config, generation config, weights as `dtype`, tokenizer files). An
-// existing directory is replaced as a whole, so one that holds other files is refused.
+// GGUF → Hugging Face directory (config, generation config, weights as `dtype`, tokenizer files).
+// An existing directory is replaced as a whole, so one that holds other files is refused.
 void convert_gguf(const fs::path& gguf, const fs::path& out_directory, DType dtype);
 
 }  // namespace npu

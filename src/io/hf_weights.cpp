@@ -91,10 +91,9 @@ void open_shards(const fs::path& directory, SafetensorsWeights& weights) {
   }
 }
 
-// Tensors that checkpoints carry but no reader uses.
-bool ignorable(std::string_view name, const ModelConfig& config) {
-  return name.ends_with("rotary_emb.inv_freq") ||
-         (config.tie_word_embeddings && name == "lm_head.weight");
+// Tensors that checkpoints carry but no reader uses (an untied lm_head is among the expected ones).
+bool ignorable(std::string_view name) {
+  return name.ends_with("rotary_emb.inv_freq") || name == "lm_head.weight";
 }
 
 }  // namespace
@@ -142,7 +141,7 @@ void check_weights(const WeightListing& stored, const ModelConfig& config,
     expected.emplace(std::move(name), std::move(shape));
   }
   for (const auto& [name, tensor] : stored) {
-    if (expected.contains(name) || ignorable(name, config)) continue;
+    if (expected.contains(name) || ignorable(name)) continue;
     std::vector<std::string> names;
     for (const auto& [known, shape] : expected) names.push_back(known);
     fail_input(

@@ -40,10 +40,9 @@ class TokenizerReader {
  private:
   [[noreturn]] void refuse(const std::string& key, const std::string& what, const Json& value,
                            const std::string& hint = kHint) const {
-    constexpr size_t kShown = 100;
-    std::string got = value.dump();
-    if (got.size() > kShown) got = "a value of " + std::to_string(got.size()) + " characters";
-    fail_input(files_.where, key + " " + what, got, hint);
+    constexpr size_t kShown = 120;
+    fail_input(files_.where, printable(key, kShown) + " " + what, printable(value.dump(), kShown),
+               hint);
   }
 
   static std::string join(const std::string& path, const std::string& key) {
@@ -96,7 +95,8 @@ class TokenizerReader {
   void name_id(int32_t id, const std::string& spelling, const std::string& key) {
     if (static_cast<size_t>(id) >= spec_.spellings.size()) spec_.spellings.resize(size_t(id) + 1);
     if (!spec_.spellings[id].empty())
-      fail_input(files_.where, key + " has an id that another token has", std::to_string(id));
+      fail_input(files_.where, printable(key, 120) + " has an id that another token has",
+                 std::to_string(id));
     spec_.spellings[id] = spelling;
     spec_.ids.emplace(spelling, id);
   }
@@ -130,8 +130,7 @@ class TokenizerReader {
       if (spelling.empty()) refuse(key, "is an empty token", id);
       name_id(token_id(id, key), spelling, key);
     }
-    for (const std::string& spelling : spec_.spellings)
-      spec_.in_vocab.push_back(!spelling.empty());
+    for (const std::string& spelling : spec_.spellings) spec_.in_vocab.push_back(!spelling.empty());
   }
 
   void read_bytes(const Json& model) {

@@ -219,6 +219,22 @@ std::string_view strip_space(std::string_view text, bool left, bool right) {
   return text.substr(begin, end - begin);
 }
 
+std::string printable(std::string_view text, size_t most) {
+  std::string result;
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = code_point_at(text, at);
+    if (at + static_cast<size_t>(c.bytes) > most) return result + "…";
+    if (c.value < 0x20 || c.value == 0x7f) {
+      constexpr std::string_view kHex = "0123456789abcdef";
+      result += {'\\', 'x', kHex[c.value >> 4], kHex[c.value & 15]};
+    } else {
+      append_utf8(result, c.value);
+    }
+    at += static_cast<size_t>(c.bytes);
+  }
+  return result;
+}
+
 std::string nfc(std::string_view text, std::vector<Origin>* origins) {
   if (std::all_of(text.begin(), text.end(),
                   [](char c) { return static_cast<signed char>(c) >= 0; }))

@@ -41,6 +41,9 @@ bool has_case_beyond_ascii(char32_t c);
 // `text` without Python's white space at its start and/or end.
 std::string_view strip_space(std::string_view text, bool left = true, bool right = true);
 
+// `text` for a message: control characters as \\xNN, and no more than `most` bytes of it.
+std::string printable(std::string_view text, size_t most);
+
 // NFC of `text`. When `text` changes, `origins` (if given) receives, for a growing list of offsets
 // in the result, the offset in `text` they came from; when it does not change, `origins` stays
 // empty.

@@ -1,3 +1,4 @@
+// Minimum cut by maximum flow (Dinic), deterministic.
 #include "transform/min_cut.h"
 
 #include <algorithm>

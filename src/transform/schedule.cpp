@@ -1,3 +1,4 @@
+// Topological orders that keep values close to their users, for the cut to choose from.
 #include "transform/schedule.h"
 
 #include <algorithm>
