@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # From a clone to a trained adapter: builds, fetches SmolLM2-135M, trains 200 steps on film reviews
 # (SST-2), and compares the accuracy before and after. Writes ./demo; may be run again.
-# NPU_LORA_BACKEND chooses the backend (default: auto).
+# NPU_LORA_BACKEND chooses the backend (default: openvino:CPU).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-backend=${NPU_LORA_BACKEND:-auto}
+backend=${NPU_LORA_BACKEND:-openvino:CPU}
 npu_lora=build/release/bin/npu-lora
 model=demo/smollm2
 adapter=demo/adapter
@@ -22,6 +22,8 @@ evaluate() {  # OUT.json [--adapter DIR]
 }
 
 mkdir -p demo
+step "install what is missing (apt, pip)"
+scripts/setup.sh
 step "build"
 cmake --preset release >demo/build.log
 cmake --build --preset release --target npu-lora | tee -a demo/build.log | tail -1

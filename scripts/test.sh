@@ -3,7 +3,7 @@
 #   scripts/test.sh             lint, release, sanitize, interop
 #   scripts/test.sh STAGE...    only these; and tidy [after release]: clang-tidy on files that differ
 #                               from $NPU_TIDY_BASE (default: the last commit)
-# Needs scripts/setup.sh --tests. The last line is the total: N passed, N failed.
+# Installs what is missing first (scripts/setup.sh --tests). The last line is the total: N passed, N failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -61,6 +61,7 @@ stages=("$@")
 for stage in "${stages[@]}"; do
   declare -F "stage_$stage" >/dev/null || { echo "unknown stage: $stage" >&2; exit 2; }
 done
+scripts/setup.sh --tests
 rm -rf "$results"
 mkdir -p "$results"
 for stage in "${stages[@]}"; do run_stage "$stage"; done

@@ -66,8 +66,8 @@ TEST_P(GoldenTest, LogProbabilitiesEqualTheLogits) {
   const Tensor logits = golden.expected.get("logits");
   const int64_t vocab = golden.model.config.vocab_size;
   for (size_t i = 0; i < targets.size(); ++i) {
-    const auto row = logits.values<float>().subspan(i * static_cast<size_t>(vocab),
-                                                    static_cast<size_t>(vocab));
+    const auto row =
+        logits.values<float>().subspan(i * static_cast<size_t>(vocab), static_cast<size_t>(vocab));
     const auto best = std::max_element(row.begin(), row.end());
     double sum = 0;
     for (const float x : row) sum += std::exp(static_cast<double>(x) - *best);
@@ -104,7 +104,8 @@ TEST_P(GoldenTest, TenAdamWLosses) {
 INSTANTIATE_TEST_SUITE_P(All, GoldenTest, testing::ValuesIn(cases()), case_name);
 
 // bf16 activations under --numerics hf: each rounding where transformers rounds. The two differ by
-// the order of accumulation inside matmuls only, so a logit is off by one bf16 step (1/32 below 8) at most.
+// the order of accumulation inside matmuls only, so a logit is off by one bf16 step (1/32 below 8)
+// at most.
 TEST(GoldenBf16, LogitsRoundAsTransformers) {
   const Golden golden("llama_tiny");
   GoldenRun run;
@@ -116,9 +117,9 @@ TEST(GoldenBf16, LogitsRoundAsTransformers) {
   const SafetensorsFile expected =
       SafetensorsFile::open(golden.directory / "golden_bf16.safetensors");
   const int64_t s = golden.batch.seq_len;
-  Batch first = whole_sequences(
-      1, s, {golden.batch.input_ids.begin(), golden.batch.input_ids.begin() + s},
-      {golden.batch.labels.begin(), golden.batch.labels.begin() + s});
+  Batch first =
+      whole_sequences(1, s, {golden.batch.input_ids.begin(), golden.batch.input_ids.begin() + s},
+                      {golden.batch.labels.begin(), golden.batch.labels.begin() + s});
   std::vector<RowTarget> targets;
   for (int32_t row = 0; row < s; ++row) targets.push_back({row, (row * 7) % 512});
   const auto scores = runner->score(first, targets).take();

@@ -114,7 +114,7 @@ TEST_P(RunnerTest, CheckpointContinuesBitForBit) {
   std::map<std::string, Tensor> state;
   for (const auto& [name, tensor] : first.state()) state[name] = tensor.clone();
   Trainer second(*runner, golden.parameters(), config);
-  second.restore(state, first.step(), 0);
+  second.restore(state, first.step(), 0, first.updates());
   for (int i = 0; i < 2; ++i) second.train_step(batch).take();
   for (size_t i = 0; i < whole.parameters().size(); ++i) {
     const auto x = whole.parameters()[i].value.values<float>();

@@ -86,7 +86,8 @@ TEST(HeadJoin, EqualsSoftmaxInDoubleHoweverSureTheModelIs) {
   const RandomStream random(3, "head");
   std::vector<std::array<float, 2>> w;
   for (uint64_t j = 0; j < 12; ++j) {
-    w.push_back({static_cast<float>(random.normal(2 * j)), static_cast<float>(random.normal(2 * j + 1))});
+    w.push_back(
+        {static_cast<float>(random.normal(2 * j)), static_cast<float>(random.normal(2 * j + 1))});
   }
   for (const double boost : {-30.0, 0.0, 5.0, 12.0, 30.0}) {
     for (const size_t chunk : {2, 5, 12}) {

@@ -1,5 +1,5 @@
-// The contract with a vendor: what it accepts, how it compiles, and how its device runs and holds data.
-// src/backend is the only folder that knows vendor SDKs; a new vendor is one file here
+// The contract with a vendor: what it accepts, how it compiles, and how its device runs and holds
+// data. src/backend is the only folder that knows vendor SDKs; a new vendor is one file here
 // (docs/add-a-backend.md).
 #pragma once
 
@@ -30,6 +30,7 @@ struct Traits {
   bool host_memory = true;              // buffers are host memory: host_pointer() is never null
   bool deterministic = true;            // equal inputs give equal bits
   double launch_seconds = 0;            // cost of one call, for plan
+  bool widens_weights = false;          // 16-bit weights are widened inside matmuls at no cost
 };
 
 struct CompileOptions {
@@ -86,8 +87,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual const Traits& traits() const = 0;
-  // Identifies the compiler for the cache key ("openvino 2026.4.1 …"). Error: library not found, with
-  // how to install it as hint.
+  // Identifies the compiler for the cache key ("openvino 2026.4.1 …"). Error: library not found,
+  // with how to install it as hint.
   virtual Result<std::string> compiler_version() = 0;
   // Why this node (in its graph) cannot be compiled; nothing when it can.
   virtual std::optional<std::string> unsupported(const Graph& graph, NodeId node) = 0;

@@ -66,7 +66,10 @@ class CpuDevice : public HostDevice {
 
 class CpuBackend : public Backend {
  public:
-  CpuBackend() { traits_.name = "cpu"; }
+  CpuBackend() {
+    traits_.name = "cpu";
+    traits_.widens_weights = true;
+  }
   const Traits& traits() const override { return traits_; }
   Result<std::string> compiler_version() override {
     return "cpu 1, loops " + std::string(cpu::loop_table().isa) +

@@ -10,7 +10,7 @@
 
 namespace npu {
 
-// The numbers are the program's exit codes; see docs/errors in the README.
+// The numbers are the program's exit codes (README).
 enum class ErrorKind : int {
   kCheckFailed = 1,  // a comparison that the user asked for did not pass
   kUsage = 2,        // a wrong option or argument

@@ -17,8 +17,9 @@ constexpr std::string_view kPrefix = "step-";
 // Steps of the checkpoints in a directory, oldest first.
 std::vector<int64_t> checkpoint_steps(const fs::path& directory) {
   std::vector<int64_t> steps;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(directory, ignored)) {
+  // A directory that can't be read must not look like one without checkpoints.
+  if (!fs::exists(directory)) return steps;
+  for (const auto& entry : fs::directory_iterator(directory)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with(kPrefix)) continue;
     const std::string digits = name.substr(kPrefix.size());
@@ -59,10 +60,10 @@ void save_checkpoint(const fs::path& out_directory, const Trainer& trainer,
   const Json json = {{"format", 1},
                      {"step", info.step},
                      {"bad_steps", info.bad_steps},
+                     {"updates", info.updates},
                      {"epoch", info.position.epoch},
                      {"batch_in_epoch", info.position.batch_in_epoch},
                      {"tokens", info.tokens},
-                     {"joules", info.joules},
                      {"data_sha256", info.data_sha256},
                      {"options", info.options_digest},
                      {"state_sha256", sha256_hex(bytes)}};
@@ -99,20 +100,20 @@ CheckpointInfo load_checkpoint(const fs::path& directory, Trainer& trainer,
   }
   info.step = field<int64_t>(json, "step", file);
   info.bad_steps = field<int64_t>(json, "bad_steps", file);
+  info.updates = field<int64_t>(json, "updates", file);
   info.position.epoch = field<int64_t>(json, "epoch", file);
   info.position.batch_in_epoch = field<int64_t>(json, "batch_in_epoch", file);
   info.tokens = field<double>(json, "tokens", file);
-  info.joules = field<double>(json, "joules", file);
   info.data_sha256 = field<std::string>(json, "data_sha256", file);
   info.options_digest = field<std::string>(json, "options", file);
   if (info.step < 0 || info.position.epoch < 0 || info.position.batch_in_epoch < 0) {
     fail_input(file.string(), "step and position must not be negative");
   }
   if (info.data_sha256 != expected.data_sha256) {
-    fail_input(directory.string(), "the checkpoint was written with other data",
+    fail_input(directory.string(), "the checkpoint was written with other data or another model",
                "sha256 " + info.data_sha256.substr(0, 12) + "…, now " +
                    expected.data_sha256.substr(0, 12) + "…",
-               "resume with the same --data, or start anew in another --out");
+               "resume with the same --data and --model, or start anew in another --out");
   }
   if (info.options_digest != expected.options_digest) {
     fail_input(directory.string(), "the checkpoint was written with other options",
@@ -126,7 +127,7 @@ CheckpointInfo load_checkpoint(const fs::path& directory, Trainer& trainer,
   }
   std::map<std::string, Tensor> map;
   for (const std::string& name : state.names()) map[name] = state.get(name);
-  trainer.restore(map, info.step, info.bad_steps);
+  trainer.restore(map, info.step, info.bad_steps, info.updates);
   return info;
 }
 

@@ -14,10 +14,11 @@ namespace npu {
 struct CheckpointInfo {
   int64_t step = 0;
   int64_t bad_steps = 0;
+  int64_t updates = 0;
   Batcher::Position position;
-  double tokens = 0, joules = 0;  // counters of the log
-  std::string data_sha256;
-  std::string options_digest;     // of the options that change the mathematics
+  double tokens = 0;           // counter of the log
+  std::string data_sha256;     // of the tokenised rows and the model's weights
+  std::string options_digest;  // of the options that change the mathematics
 };
 
 void save_checkpoint(const fs::path& out_directory, const Trainer& trainer,

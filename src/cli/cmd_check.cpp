@@ -51,7 +51,8 @@ Batch read_batch(const std::string& path, const ModelConfig& config) {
                shape_text(shape) + " and " + shape_text(label_shape));
   }
   for (const int32_t id : batch.input_ids) {
-    if (id < 0) fail_input(path + ":input_ids", "token ids must not be negative", std::to_string(id));
+    if (id < 0)
+      fail_input(path + ":input_ids", "token ids must not be negative", std::to_string(id));
   }
   batch.batch = shape[0];
   batch.seq_len = shape[1];
@@ -64,8 +65,8 @@ Batch random_batch(const ModelConfig& config, int64_t seq_len, uint64_t seed) {
   batch.batch = 1;
   batch.seq_len = seq_len;
   for (int64_t i = 0; i < seq_len; ++i) {
-    batch.input_ids.push_back(static_cast<int32_t>(
-        random.bits(static_cast<uint64_t>(i)) % static_cast<uint64_t>(config.vocab_size)));
+    batch.input_ids.push_back(static_cast<int32_t>(random.bits(static_cast<uint64_t>(i)) %
+                                                   static_cast<uint64_t>(config.vocab_size)));
   }
   batch.labels = batch.input_ids;
   return batch;
@@ -98,14 +99,15 @@ CheckInputs read_inputs(const Options& options) {
   if (const int64_t layers = options.integer("layers"); layers > 0) {
     in.config.num_hidden_layers = std::min(layers, in.config.num_hidden_layers);
   }
-  in.weights = random ? random_weights(in.config,
-                                       static_cast<uint64_t>(options.integer("random-weights")))
-                      : std::move(model.weights);
+  in.weights =
+      random ? random_weights(in.config, static_cast<uint64_t>(options.integer("random-weights")))
+             : std::move(model.weights);
   const uint64_t seed = static_cast<uint64_t>(options.integer("seed"));
   in.lora = lora_options(options);
   if (options.has("adapter")) {
     const Adapter adapter = read_peft_adapter(options.text("adapter"), model.config);
     in.lora = adapter.lora;
+    refuse_other_lora(options, "--adapter", in.lora);
     in.parameters = lora_from_tensors(in.config, in.lora, adapter.tensors);
   } else {
     in.parameters = init_lora(in.config, in.lora, seed, kCheckBStd);
@@ -119,7 +121,7 @@ CheckInputs read_inputs(const Options& options) {
 
 RunResult run_on(const Options& options, const CheckInputs& in, const std::string& backend,
                  bool fp32) {
-  SessionOptions session = session_options(options, in.lora);
+  SessionOptions session = session_options(options, in.lora, in.config);
   session.backend = backend;
   if (backend != options.text("backend")) {
     session.host_groups.emplace();  // the reference runs whole, wherever the device's parts go
@@ -166,9 +168,9 @@ void print_comparison(const std::string& title, const Comparison& c) {
             << c.reference_loss << ", relative difference " << std::setprecision(3) << c.loss_rel
             << "\n  worst gradients (of " << c.grads.size() << "):\n";
   for (size_t i = 0; i < std::min<size_t>(5, c.grads.size()); ++i) {
-    std::cout << "    " << std::left << std::setw(52) << c.grads[i].name << std::right
-              << " rel " << std::scientific << std::setprecision(2) << c.grads[i].rel
-              << std::defaultfloat << "  cosine " << std::setprecision(8) << c.grads[i].cosine << "\n";
+    std::cout << "    " << std::left << std::setw(52) << c.grads[i].name << std::right << " rel "
+              << std::scientific << std::setprecision(2) << c.grads[i].rel << std::defaultfloat
+              << "  cosine " << std::setprecision(8) << c.grads[i].cosine << "\n";
   }
 }
 
@@ -194,9 +196,10 @@ int cmd_check(const Options& options) {
   const RunResult cpu = run_on(options, in, reference, false);
   const Comparison versus_cpu = compare_runs(run, cpu);
   // In f32 the reference already is the f32 run.
-  const SessionOptions session = session_options(options, in.lora);
-  const bool rounds = session.graphs.layer.numerics == Numerics::kHf &&
-                      session.activation_dtype.value_or(chosen->traits().compute_dtype) != DType::kF32;
+  const SessionOptions session = session_options(options, in.lora, in.config);
+  const bool rounds =
+      session.graphs.layer.numerics == Numerics::kHf &&
+      session.activation_dtype.value_or(chosen->traits().compute_dtype) != DType::kF32;
   const RunResult fp32 = rounds ? run_on(options, in, "cpu", true) : cpu;
   const Comparison versus_fp32 = compare_runs(run, fp32);
   const bool pass = versus_cpu.pass(CheckLimits{});
@@ -211,7 +214,8 @@ int cmd_check(const Options& options) {
     print_comparison(name + " against " + reference, versus_cpu);
     print_comparison(name + " against f32", versus_fp32);
     if (rounds) print_comparison(reference + " against f32", compare_runs(cpu, fp32));
-    std::cout << (pass ? "pass" : "FAIL: loss must be within 1 % and each gradient within 5 %") << "\n";
+    std::cout << (pass ? "pass" : "FAIL: loss must be within 1 % and each gradient within 5 %")
+              << "\n";
   }
   return pass ? 0 : static_cast<int>(ErrorKind::kCheckFailed);
 }

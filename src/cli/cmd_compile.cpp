@@ -20,7 +20,7 @@ Planned plan_training(const Options& options) {
   if (options.flag("quiet")) set_log_level(LogLevel::kWarn);
   Planned out;
   out.config = open_model(options, /*with_weights=*/false).config;
-  SessionOptions session = session_options(options, lora_options(options));
+  SessionOptions session = session_options(options, lora_options(options), out.config);
   session.graphs.layer.batch = options.integer("batch", 1, 4096);
   const int64_t rows = session.graphs.layer.batch * session.graphs.layer.seq_len;
   const int64_t asked = options.integer("loss-rows");
@@ -85,22 +85,24 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
   const int64_t rope_mask = static_cast<int64_t>(dtype_bytes(layer.compute_dtype())) * tokens *
                             (2 * config.head_dim + layer.seq_len);
   const int64_t adapter_bytes = memory.optimizer / 4;
-  Json out = {{"backend", traits.name},
-              {"distinct_parts", prepared.plan.distinct.size()},
-              {"launches_per_layer", layer_launches},
-              {"launches_per_step", launches},
-              {"bytes_h2d_per_step", x_bytes + rope_mask + adapter_bytes},
-              {"bytes_d2h_per_step", adapter_bytes + x_bytes},
-              {"device_bytes", traits.host_memory ? 0 : memory.total()},
-              {"host_bytes", traits.host_memory ? memory.total() : memory.optimizer},
-              {"flops_per_step", flops},
-              {"launch_seconds_per_step", static_cast<double>(launches) * traits.launch_seconds},
-              {"recompute", prepared.graphs.options.recompute == Recompute::kNone ? "none" : "layer"},
-              {"memory", {{"weights", memory.weights},
-                          {"activations", memory.activations},
-                          {"saved", memory.saved},
-                          {"head", memory.head},
-                          {"optimizer", memory.optimizer}}}};
+  Json out = {
+      {"backend", traits.name},
+      {"distinct_parts", prepared.plan.distinct.size()},
+      {"launches_per_layer", layer_launches},
+      {"launches_per_step", launches},
+      {"bytes_h2d_per_step", x_bytes + rope_mask + adapter_bytes},
+      {"bytes_d2h_per_step", adapter_bytes + x_bytes},
+      {"device_bytes", traits.host_memory ? 0 : memory.total()},
+      {"host_bytes", traits.host_memory ? memory.total() : memory.optimizer},
+      {"flops_per_step", flops},
+      {"launch_seconds_per_step", static_cast<double>(launches) * traits.launch_seconds},
+      {"recompute", prepared.graphs.options.recompute == Recompute::kNone ? "none" : "layer"},
+      {"memory",
+       {{"weights", memory.weights},
+        {"activations", memory.activations},
+        {"saved", memory.saved},
+        {"head", memory.head},
+        {"optimizer", memory.optimizer}}}};
   out["groups"] = Json::array();
   for (const GroupRow& row : rows) {
     out["groups"].push_back({{"group", row.group},
@@ -125,26 +127,29 @@ int cmd_plan(const Options& options) {
     return 0;
   }
   const auto mib = [](const Json& bytes) { return bytes.get<int64_t>() >> 20; };
-  std::cout << "backend " << json["backend"].get<std::string>() << ", "
-            << json["distinct_parts"] << " distinct parts, " << json["launches_per_layer"]
-            << " launches a layer, " << json["launches_per_step"] << " a micro-batch of "
+  std::cout << "backend " << json["backend"].get<std::string>() << ", " << json["distinct_parts"]
+            << " distinct parts, " << json["launches_per_layer"] << " launches a layer, "
+            << json["launches_per_step"] << " a micro-batch of "
             << planned.prepared.graphs.options.layer.batch << " x "
             << planned.prepared.graphs.options.layer.seq_len << " tokens\n\n"
             << std::left << std::setw(12) << "group" << std::setw(18) << "graph" << std::right
             << std::setw(6) << "parts" << std::setw(9) << "on host" << std::setw(7) << "calls"
-            << std::setw(12) << "GFLOP/call" << "\n";
+            << std::setw(12) << "GFLOP/call"
+            << "\n";
   for (const GroupRow& row : rows) {
     std::cout << std::left << std::setw(12) << row.group << std::setw(18) << row.graph << std::right
               << std::setw(6) << row.parts << std::setw(9) << row.host_parts << std::setw(7)
               << row.calls_per_step << std::setw(12) << std::fixed << std::setprecision(3)
               << row.flops * 1e-9 << "\n";
-    for (const std::string& reason : row.host_reasons) std::cout << "    on the host: " << reason << "\n";
+    for (const std::string& reason : row.host_reasons)
+      std::cout << "    on the host: " << reason << "\n";
   }
   std::cout << "\nmemory MiB: weights " << mib(json["memory"]["weights"]) << ", activations "
             << mib(json["memory"]["activations"]) << ", kept for backward "
             << mib(json["memory"]["saved"]) << " (recompute "
             << json["recompute"].get<std::string>() << "), head " << mib(json["memory"]["head"])
-            << ", optimizer " << mib(json["memory"]["optimizer"]) << "\nmoved a step, KiB: to the device "
+            << ", optimizer " << mib(json["memory"]["optimizer"])
+            << "\nmoved a step, KiB: to the device "
             << (json["bytes_h2d_per_step"].get<int64_t>() >> 10) << ", back "
             << (json["bytes_d2h_per_step"].get<int64_t>() >> 10) << "\n";
   return 0;
@@ -164,11 +169,13 @@ int cmd_compile(const Options& options) {
   }
   report_compile(report, options.flag("quiet") || options.flag("json"));
   if (options.flag("json")) {
-    Json json = {{"built", report.built}, {"cached", report.cached}, {"failed", Json::array()},
+    Json json = {{"built", report.built},
+                 {"cached", report.cached},
+                 {"failed", Json::array()},
                  {"seconds", report.seconds}};
     for (const auto& failure : report.failed) {
-      json["failed"].push_back({{"part", failure.part}, {"outcome", failure.outcome},
-                                {"reason", failure.reason}});
+      json["failed"].push_back(
+          {{"part", failure.part}, {"outcome", failure.outcome}, {"reason", failure.reason}});
     }
     std::cout << json.dump(2) << "\n";
   } else {

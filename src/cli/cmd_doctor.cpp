@@ -56,8 +56,8 @@ int cmd_doctor(const Options& options) {
               << row["name"].get<std::string>() << row["summary"].get<std::string>() << "\n";
     if (row.contains("version")) std::cout << "     " << row["version"].get<std::string>() << "\n";
     if (row.contains("problem")) {
-      std::cout << "     " << row["problem"].get<std::string>() << "\n     hint: "
-                << row["hint"].get<std::string>() << "\n";
+      std::cout << "     " << row["problem"].get<std::string>()
+                << "\n     hint: " << row["hint"].get<std::string>() << "\n";
     }
   }
   std::cout << "--backend auto takes " << automatic << "\n";

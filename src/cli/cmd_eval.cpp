@@ -54,13 +54,14 @@ std::vector<std::string> choices_of(const Options& options, const std::vector<Ev
 }
 
 // prompt (cut at its start when too long) followed by a choice's tokens.
-std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const std::string& prompt,
-                                   int64_t room, int64_t& cut) {
-  std::vector<int32_t> ids = tokenizer.encode(prompt, true);
+std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const EvalRow& row, int64_t room,
+                                   int64_t& cut) {
+  std::vector<int32_t> ids = tokenizer.encode(row.prompt, true);
   if (static_cast<int64_t>(ids.size()) > room) {
     ids.erase(ids.begin(), ids.end() - room);
     ++cut;
   }
+  if (ids.empty()) fail_input(row.where, "the prompt has no tokens");
   return ids;
 }
 
@@ -81,8 +82,7 @@ std::vector<std::vector<double>> choice_log_probs(ModelRunner& runner, const Tok
   std::vector<ScoreDocument> documents;
   int64_t cut = 0;
   for (const EvalRow& row : rows) {
-    const std::vector<int32_t> prompt = prompt_tokens(tokenizer, row.prompt, room, cut);
-    if (prompt.empty()) fail_input(row.where, "the prompt has no tokens");
+    const std::vector<int32_t> prompt = prompt_tokens(tokenizer, row, room, cut);
     const int32_t last = static_cast<int32_t>(prompt.size()) - 1;
     if (longest == 1) {
       ScoreDocument document{prompt, {}};
@@ -99,7 +99,8 @@ std::vector<std::vector<double>> choice_log_probs(ModelRunner& runner, const Tok
       documents.push_back(std::move(document));
     }
   }
-  if (cut > 0) log_warn("eval", std::to_string(cut) + " prompts were cut at their start to --seq-len");
+  if (cut > 0)
+    log_warn("eval", std::to_string(cut) + " prompts were cut at their start to --seq-len");
   const auto scores = score_documents(runner, documents, draw_progress);
   std::vector<std::vector<double>> log_probs(rows.size());
   for (size_t r = 0; r < rows.size(); ++r) {
@@ -116,8 +117,8 @@ std::vector<std::vector<double>> choice_log_probs(ModelRunner& runner, const Tok
   return log_probs;
 }
 
-Evaluation evaluate_choices(const Options& options, ModelRunner& runner,
-                            const Tokenizer& tokenizer, const std::vector<EvalRow>& rows) {
+Evaluation evaluate_choices(const Options& options, ModelRunner& runner, const Tokenizer& tokenizer,
+                            const std::vector<EvalRow>& rows) {
   const std::vector<std::string> choices = choices_of(options, rows);
   const auto log_probs = choice_log_probs(runner, tokenizer, rows, choices);
   Evaluation out;
@@ -129,8 +130,10 @@ Evaluation evaluate_choices(const Options& options, ModelRunner& runner,
         std::find(choices.begin(), choices.end(), rows[r].response) - choices.begin());
     right += answer == truth;
     out.nll -= log_probs[r][truth];
-    Json row = {{"where", rows[r].where}, {"answer", choices[answer]},
-                {"response", rows[r].response}, {"log_probs", Json::object()}};
+    Json row = {{"where", rows[r].where},
+                {"answer", choices[answer]},
+                {"response", rows[r].response},
+                {"log_probs", Json::object()}};
     for (size_t c = 0; c < choices.size(); ++c) row["log_probs"][choices[c]] = log_probs[r][c];
     out.rows.push_back(std::move(row));
   }
@@ -156,9 +159,10 @@ Evaluation evaluate_keywords(const Options& options, ModelRunner& runner,
   std::vector<std::vector<int32_t>> sequences;
   std::vector<std::vector<int32_t>> generated(rows.size());
   for (const EvalRow& row : rows) {
-    sequences.push_back(prompt_tokens(tokenizer, row.prompt, runner.seq_len() - new_tokens, cut));
+    sequences.push_back(prompt_tokens(tokenizer, row, runner.seq_len() - new_tokens, cut));
   }
-  if (cut > 0) log_warn("eval", std::to_string(cut) + " prompts were cut at their start to --seq-len");
+  if (cut > 0)
+    log_warn("eval", std::to_string(cut) + " prompts were cut at their start to --seq-len");
   std::vector<size_t> open(rows.size());
   for (size_t i = 0; i < open.size(); ++i) open[i] = i;
   for (int64_t t = 0; t < new_tokens && !open.empty(); ++t) {
@@ -184,9 +188,11 @@ Evaluation evaluate_keywords(const Options& options, ModelRunner& runner,
     const std::string text = tokenizer.decode(generated[r]);
     std::string keyword = rows[r].response;
     keyword.erase(0, keyword.find_first_not_of(" \n\t"));
+    if (keyword.empty()) fail_input(rows[r].where, "the response holds no keyword");
     const bool hit = lower(text).find(lower(keyword)) != std::string::npos;
     right += hit;
-    out.rows.push_back({{"where", rows[r].where}, {"text", text}, {"keyword", keyword}, {"hit", hit}});
+    out.rows.push_back(
+        {{"where", rows[r].where}, {"text", text}, {"keyword", keyword}, {"hit", hit}});
   }
   out.n = static_cast<int64_t>(rows.size());
   out.has_accuracy = true;
@@ -251,6 +257,7 @@ int cmd_eval(const Options& options) {
   Dataset data;
   if (mode == "nll") {
     data = load_dataset(files, tokenizer, model.tokenizer, dataset_options(options, model.config));
+    report_dataset(data, "data");
   } else {
     rows = load_eval_rows(files);
     const size_t limit = static_cast<size_t>(options.integer("limit"));
@@ -266,7 +273,7 @@ int cmd_eval(const Options& options) {
     lora = adapter.lora;
     parameters = lora_from_tensors(model.config, lora, adapter.tensors);
   }
-  SessionOptions session = session_options(options, lora);
+  SessionOptions session = session_options(options, lora, model.config);
   session.graphs.train = false;
   session.graphs.eval = true;
   session.graphs.layer.batch = options.integer("batch", 1, 4096);

@@ -1,5 +1,5 @@
-// npu-lora ir: the shell's way to graphs. Reads text (or takes a graph of a model), runs named passes,
-// prints text, OpenVINO IR or ONNX.
+// npu-lora ir: the shell's way to graphs. Reads text (or takes a graph of a model), runs named
+// passes, prints text, OpenVINO IR or ONNX.
 #include <iostream>
 #include <iterator>
 
@@ -29,6 +29,7 @@ Graph model_graph(const Options& options) {
   graph_options.layer.seq_len = 128;
   graph_options.loss_rows = 128;
   graph_options.eval = true;
+  graph_options.passes.disabled = disabled_passes(options);
   const ModelGraphs graphs = build_model_graphs(config, graph_options);
   const std::string name = options.text("graph");
   std::string known;
@@ -61,9 +62,12 @@ std::vector<Pass> chosen_passes(const std::string& text) {
 }  // namespace
 
 int cmd_ir(const Options& options) {
+  if (options.has("graph") && !options.positional().empty()) {
+    fail(ErrorKind::kUsage, "--graph", "can't be given beside a file", options.positional()[0]);
+  }
   Graph graph = options.has("graph") ? model_graph(options) : read_graph(options);
   PassOptions pass_options;
-  for (const std::string& name : options.list("disable-pass")) pass_options.disabled.insert(name);
+  pass_options.disabled = disabled_passes(options);
   if (options.flag("print-after")) {
     pass_options.after = [](std::string_view pass, const Graph& g) {
       std::cout << "# after " << pass << "\n" << print_graph(g) << "\n";

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/hash.h"
 #include "base/log.h"
 #include "base/process.h"
 #include "cli/checkpoint.h"
@@ -49,6 +50,34 @@ Packing packing_option(const Options& options) {
   return mode == "best-fit" ? Packing::kBestFit : mode == "wrap" ? Packing::kWrap : Packing::kNone;
 }
 
+// Every range is checked before anything is loaded: an option must not fail hours into a run.
+void check_ranges(const Options& options) {
+  for (const char* name : {"keep", "accum", "batch", "steps", "max-bad-steps"}) {
+    options.integer(name, 1);
+  }
+  for (const char* name :
+       {"save-every", "eval-every", "warmup", "loss-rows", "skip-bad-rows", "seed"}) {
+    options.integer(name, 0);
+  }
+  if (options.real("grad-clip") < 0) {
+    fail(ErrorKind::kUsage, "--grad-clip", "must not be negative", options.text("grad-clip"));
+  }
+  if (options.has("epochs")) {
+    const double epochs = options.real("epochs");
+    if (epochs <= 0 || epochs > 1e6) {
+      fail(ErrorKind::kUsage, "--epochs", "must be above 0 and at most 1e6",
+           options.text("epochs"));
+    }
+    if (options.given("steps")) {
+      fail(ErrorKind::kUsage, "--epochs", "can't be given beside --steps", "",
+           "--steps counts optimizer steps, --epochs passes over the data");
+    }
+  }
+  if (options.given("eval-every") && options.list("eval-data").empty()) {
+    fail(ErrorKind::kUsage, "--eval-every", "needs --eval-data");
+  }
+}
+
 // An earlier run's results are never overwritten unasked.
 void check_out_directory(const Options& options, const fs::path& out) {
   const bool used = fs::exists(out / "adapter_config.json") || fs::exists(out / "checkpoints");
@@ -62,12 +91,19 @@ void check_out_directory(const Options& options, const fs::path& out) {
 }
 
 // The options that change the mathematics: a checkpoint belongs to one set of them.
-std::string options_digest(const Options& options, const LoraSpec& lora) {
+std::string options_digest(const Options& options, const LoraSpec& lora, int64_t steps,
+                           const SessionOptions& session) {
   std::ostringstream text;
   text << "rank=" << lora.rank << " alpha=" << lora.alpha << " rslora=" << lora.rslora;
   for (const std::string& target : lora.targets) text << " " << target;
-  for (const char* name : {"seq-len", "batch", "accum", "lr", "warmup", "schedule", "weight-decay",
-                           "betas", "eps", "grad-clip", "seed", "packing", "train-on", "numerics"}) {
+  if (options.text("schedule") != "constant") text << " steps=" << steps;
+  text << " backend=" << session.backend
+       << " weights=" << dtype_name(session.graphs.layer.weight_dtype)
+       << " recompute=" << (session.graphs.recompute == Recompute::kNone ? "none" : "layer")
+       << " loss-rows=" << session.graphs.loss_rows;
+  for (const char* name :
+       {"vocab-chunk", "seq-len", "batch", "accum", "lr", "warmup", "schedule", "weight-decay",
+        "betas", "eps", "grad-clip", "seed", "packing", "train-on", "numerics"}) {
     text << " " << name << "=" << options.text(name);
   }
   return text.str();
@@ -83,6 +119,8 @@ struct Run {
   TrainConfig config;
 
   explicit Run(const Options& o);
+  // What the model's weights and the tokenised rows are, by content.
+  std::string content_digest() const;
   void load_data(const Tokenizer& tokenizer);
   BatcherOptions batcher_options() const;
   SessionOptions session(const Batcher& batcher) const;
@@ -90,14 +128,15 @@ struct Run {
   void write_run_json(const Trainer& trainer, const Json& extra) const;
 };
 
-Run::Run(const Options& o)
-    : options(o), out(o.text("out")), config(train_config(o)) {
+Run::Run(const Options& o) : options(o), out(o.text("out")), config(train_config(o)) {
+  check_ranges(o);
   check_out_directory(o, out);
   model = open_model(o);
   lora = lora_options(o);
   if (o.has("init-adapter")) {
     const Adapter adapter = read_peft_adapter(o.text("init-adapter"), model.config);
     lora = adapter.lora;
+    refuse_other_lora(o, "--init-adapter", lora);
     parameters = lora_from_tensors(model.config, lora, adapter.tensors);
   } else {
     parameters = init_lora(model.config, lora, static_cast<uint64_t>(o.integer("seed")));
@@ -112,16 +151,24 @@ void Run::load_data(const Tokenizer& tokenizer) {
   };
   if (options.list("data").empty()) options.text("data");  // reports that it is required
   // Held-out rows are scored whole or cut, whatever the packing.
-  if (!options.list("eval-data").empty()) held_out = load("eval-data");
+  if (!options.list("eval-data").empty()) {
+    held_out = load("eval-data");
+    report_dataset(held_out, "eval-data");
+  }
   if (packing_option(options) == Packing::kWrap) d.max_length = kUncut;
   data = load("data");
-  for (const std::string& warning : data.warnings) log_warn("data", warning);
-  if (data.trained_tokens() == 0) {
-    fail_input(options.list("data").front(), "no row has a token to train on",
-               std::to_string(data.rows.size()) + " rows, " + std::to_string(data.dropped) +
-                   " dropped",
-               "npu-lora data FILE --model M shows what each row trains; --seq-len may be too short");
+  report_dataset(data, "data");
+}
+
+std::string Run::content_digest() const {
+  Sha256 digest;
+  for (const TokenRow& row : data.rows) {
+    digest.update(std::as_bytes(std::span(row.input_ids)));
+    digest.update(std::as_bytes(std::span(row.labels)));
   }
+  const Tensor norm = model.weights->get("model.norm.weight");
+  digest.update(std::span(norm.data(), norm.bytes()));
+  return digest.hex();
 }
 
 BatcherOptions Run::batcher_options() const {
@@ -135,7 +182,7 @@ BatcherOptions Run::batcher_options() const {
 }
 
 SessionOptions Run::session(const Batcher& batcher) const {
-  SessionOptions s = session_options(options, lora);
+  SessionOptions s = session_options(options, lora, model.config);
   s.graphs.layer.batch = options.integer("batch", 1);
   s.graphs.eval = !held_out.rows.empty();
   const int64_t rows = s.graphs.layer.batch * s.graphs.layer.seq_len;
@@ -164,7 +211,8 @@ void Run::write_run_json(const Trainer& trainer, const Json& extra) const {
                {"dropped", data.dropped},
                {"steps", trainer.step()}};
   for (const auto& [name, values] : options.values()) {
-    if (!values.empty()) json["options"][name] = values.size() == 1 ? Json(values[0]) : Json(values);
+    if (!values.empty())
+      json["options"][name] = values.size() == 1 ? Json(values[0]) : Json(values);
   }
   json.update(extra);
   publish_text(out / "run.json", json.dump(2) + "\n");
@@ -174,10 +222,11 @@ void Run::write_run_json(const Trainer& trainer, const Json& extra) const {
 // The loop: steps, log, checkpoints, signals. Returns the exit code.
 class Loop {
  public:
-  Loop(const Run& run, Trainer& trainer, Batcher& batcher, ModelRunner& runner, RunLog& log)
+  Loop(const Run& run, Trainer& trainer, Batcher& batcher, ModelRunner& runner, RunLog& log,
+       const SessionOptions& session)
       : run_(run), trainer_(trainer), batcher_(batcher), runner_(runner), log_(log) {
-    info_.data_sha256 = run.data.sha256;
-    info_.options_digest = options_digest(run.options, run.lora);
+    info_.data_sha256 = run.content_digest();
+    info_.options_digest = options_digest(run.options, run.lora, run.config.steps, session);
   }
 
   void resume(const fs::path& checkpoint) {
@@ -200,6 +249,8 @@ class Loop {
       if (save_every > 0 && step % save_every == 0 && step < steps) save();
       if (eval_every > 0 && step % eval_every == 0 && step < steps) evaluate();
     }
+    // What follows may fail (a full disk, a lost device); --resume auto then repeats only that.
+    save();
     evaluate();
     return 0;
   }
@@ -221,8 +272,9 @@ class Loop {
     log_.step(report.value(), epoch(), info_.tokens);
     if (trainer_.bad_steps_in_a_row() >= trainer_.config().max_bad_steps) {
       save();
-      fail_input("training", "loss or gradient was not finite in " +
-                                 std::to_string(trainer_.bad_steps_in_a_row()) + " steps in a row",
+      fail_input("training",
+                 "loss or gradient was not finite in " +
+                     std::to_string(trainer_.bad_steps_in_a_row()) + " steps in a row",
                  "", "a lower --lr, --warmup, or `npu-lora check` on this backend");
     }
   }
@@ -236,6 +288,7 @@ class Loop {
   void save() {
     info_.step = trainer_.step();
     info_.bad_steps = trainer_.bad_steps_in_a_row();
+    info_.updates = trainer_.updates();
     save_checkpoint(run_.out, trainer_, info_, run_.options.integer("keep", 1));
     log_.event("checkpoint", {{"step", info_.step}}, info_.step);
   }
@@ -243,9 +296,10 @@ class Loop {
   void evaluate() {
     if (run_.held_out.rows.empty()) return;
     const LossSum loss = held_out_loss(runner_, run_.held_out);
-    log_.event("eval", {{"step", trainer_.step()},
-                        {"eval_loss", loss.nats / static_cast<double>(std::max<int64_t>(1, loss.tokens))},
-                        {"eval_tokens", loss.tokens}},
+    log_.event("eval",
+               {{"step", trainer_.step()},
+                {"eval_loss", loss.nats / static_cast<double>(std::max<int64_t>(1, loss.tokens))},
+                {"eval_tokens", loss.tokens}},
                trainer_.step());
   }
 
@@ -260,37 +314,46 @@ class Loop {
 }  // namespace
 
 int cmd_train(const Options& options) {
-  install_stop_signals();
   if (options.flag("quiet")) set_log_level(LogLevel::kWarn);
+  const fs::path out = options.text("out");
+  std::optional<fs::path> checkpoint;
+  if (options.has("resume")) checkpoint = find_checkpoint(out, options.text("resume"));
+  if (options.has("resume") && !checkpoint && !options.flag("overwrite") &&
+      fs::exists(out / "adapter_config.json")) {
+    log_info("train", out.string() + " holds a finished run; --overwrite starts anew");
+    return 0;
+  }
   Run run(options);
+  fs::create_directories(out);
   run.load_data(Tokenizer::from_files(run.model.tokenizer));
   Batcher batcher(run.data, run.batcher_options());
   if (options.has("epochs")) {
     const double micro_batches =
         options.real("epochs") * static_cast<double>(batcher.batches_per_epoch());
     run.config.steps = std::max<int64_t>(
-        1, std::llround(std::ceil(micro_batches / static_cast<double>(options.integer("accum", 1)))));
+        1,
+        std::llround(std::ceil(micro_batches / static_cast<double>(options.integer("accum", 1)))));
   }
   const SessionOptions session = run.session(batcher);
   auto runner = start_runner(run.model.config, session, *run.model.weights, options.flag("quiet"));
+  // Before this there is nothing to save, so a signal just ends the program.
+  install_stop_signals();
   Trainer trainer(*runner, std::move(run.parameters), run.config);
 
-  fs::create_directories(run.out);
   const fs::path log_path =
       options.has("log-file") ? fs::path(options.text("log-file")) : run.out / "train_log.jsonl";
-  std::optional<fs::path> checkpoint;
-  if (options.has("resume")) checkpoint = find_checkpoint(run.out, options.text("resume"));
   if (!checkpoint) {
     std::error_code ignored;
-    fs::remove(log_path, ignored);  // a new run's log starts empty; --overwrite was checked
-    fs::remove_all(run.out / "checkpoints", ignored);
+    // A new run's own log starts empty; a file that the user named is appended to.
+    if (!options.has("log-file")) fs::remove(log_path, ignored);
+    if (options.flag("overwrite")) fs::remove_all(run.out / "checkpoints", ignored);
   }
   RunLog log(log_path, run.config.steps, options.flag("quiet"));
-  Loop loop(run, trainer, batcher, *runner, log);
+  run.write_run_json(trainer, Json::object());
+  Loop loop(run, trainer, batcher, *runner, log, session);
   if (checkpoint) loop.resume(*checkpoint);
-  const std::string backend = runner->runtime().plan().graphs.empty() ? "" : session.backend;
   log.event("start",
-            {{"backend", backend},
+            {{"backend", session.backend},
              {"rows", run.data.rows.size()},
              {"fill_ratio", batcher.fill_ratio()},
              {"loss_rows", session.graphs.loss_rows},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,15 +37,26 @@ std::vector<fs::path> hub_roots();
 HfModel open_model(const Options& options, bool with_weights = true);
 fs::path cache_directory(const Options& options);
 
-// How rows become tokens: --seq-len, --train-on (where the command has it), --skip-bad-rows, --date.
+// How rows become tokens: --seq-len, --train-on (where the command has it), --skip-bad-rows,
+// --date.
 DatasetOptions dataset_options(const Options& options, const ModelConfig& config);
+
+// Warnings, and counts of rows that were cut, dropped or bad. A dataset with nothing to train on,
+// or to score, is a kBadInput error.
+void report_dataset(const Dataset& data, const std::string& option);
 
 // --rank, --alpha, --targets, --rslora.
 LoraSpec lora_options(const Options& options);
+// An adapter brings its own: one of these options that says otherwise is a kUsage error.
+void refuse_other_lora(const Options& options, const std::string& option, const LoraSpec& adapter);
 
-// Everything but sizes that depend on data: backend, numerics, limits, compile settings. `lora` comes
-// from the options or from an adapter; recompute `auto` is resolved by the caller.
-SessionOptions session_options(const Options& options, const LoraSpec& lora);
+// Everything but sizes that depend on data: backend, numerics, limits, compile settings. `lora`
+// comes from the options or from an adapter; recompute `auto` is resolved by the caller.
+SessionOptions session_options(const Options& options, const LoraSpec& lora,
+                               const ModelConfig& config);
+
+// --disable-pass, each name checked.
+std::set<std::string, std::less<>> disabled_passes(const Options& options);
 
 // Fills graphs.recompute from --recompute, by memory for `auto`.
 void resolve_recompute(const Options& options, const ModelConfig& config, SessionOptions& session);

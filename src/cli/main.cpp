@@ -77,6 +77,10 @@ int main(int argc, char** argv) {
     std::cerr << "npu-lora: out of memory; hint: a smaller --seq-len or --batch, --recompute "
                  "layer, or --weight-dtype bf16\n";
     return static_cast<int>(npu::ErrorKind::kRetriable);
+  } catch (const std::filesystem::filesystem_error& error) {
+    std::cerr << error.path1().string() << ": can't be used; got " << error.code().message()
+              << "\n";
+    return static_cast<int>(npu::errno_kind(error.code().value()));
   } catch (const std::exception& error) {
     std::cerr << "internal error: " << error.what() << "; this is a bug, please report it\n";
   }

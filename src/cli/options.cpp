@@ -71,8 +71,8 @@ std::map<std::string, std::vector<std::string>> read_yaml(const std::string& pat
         fail(ErrorKind::kUsage, where, name + " must be a value or a list of values");
       }
       if (spec->kind != OptionKind::kList && values[name].size() != 1) {
-        fail(ErrorKind::kUsage, where, name + " takes one value", "a list of " +
-             std::to_string(values[name].size()));
+        fail(ErrorKind::kUsage, where, name + " takes one value",
+             "a list of " + std::to_string(values[name].size()));
       }
     }
   } catch (const YAML::Exception& e) {
@@ -181,8 +181,9 @@ int64_t Options::integer(std::string_view name, int64_t low, int64_t high) const
     fail(ErrorKind::kUsage, "--" + std::string(name), "must be a whole number", "'" + value + "'");
   }
   if (number < low || number > high) {
-    const std::string range = high == INT64_MAX ? "at least " + std::to_string(low)
-                                                : std::to_string(low) + " to " + std::to_string(high);
+    const std::string range = high == INT64_MAX
+                                  ? "at least " + std::to_string(low)
+                                  : std::to_string(low) + " to " + std::to_string(high);
     fail(ErrorKind::kUsage, "--" + std::string(name), "must be " + range, value);
   }
   return number;

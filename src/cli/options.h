@@ -1,5 +1,5 @@
-// One table of options feeds parsing, --help, YAML files and the record of a run: an option is a row,
-// and no other place lists names or defaults.
+// One table of options feeds parsing, --help, YAML files and the record of a run: an option is a
+// row, and no other place lists names or defaults.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace npu {
 enum class OptionKind { kText, kInteger, kReal, kFlag, kList };
 
 struct OptionSpec {
-  std::string_view name;       // "lr": --lr on the command line, lr: in YAML
+  std::string_view name;  // "lr": --lr on the command line, lr: in YAML
   OptionKind kind;
   std::string_view otherwise;  // default; "" means none
   std::string_view value;      // what stands for the value in --help: "X", "DIR"

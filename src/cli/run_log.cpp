@@ -28,6 +28,7 @@ int stop_signal() { return g_stop_signal.load(); }
 void install_stop_signals() {
   struct sigaction action = {};
   action.sa_handler = on_stop_signal;
+  action.sa_flags = SA_RESTART;
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGINT, &action, nullptr);
 }
@@ -83,12 +84,14 @@ void RunLog::step(const StepReport& r, double epoch, double total_tokens) {
 
 void RunLog::draw(const StepReport& r, double tokens_per_s) {
   constexpr int kWidth = 24;
-  mean_step_seconds_ = mean_step_seconds_ == 0 ? r.step_seconds
-                                               : 0.9 * mean_step_seconds_ + 0.1 * r.step_seconds;
-  const int64_t left = static_cast<int64_t>(mean_step_seconds_ * static_cast<double>(steps_ - r.step));
+  mean_step_seconds_ =
+      mean_step_seconds_ == 0 ? r.step_seconds : 0.9 * mean_step_seconds_ + 0.1 * r.step_seconds;
+  const int64_t left =
+      static_cast<int64_t>(mean_step_seconds_ * static_cast<double>(steps_ - r.step));
   const int filled = static_cast<int>(kWidth * r.step / std::max<int64_t>(1, steps_));
   char text[256];
-  std::snprintf(text, sizeof text, "\r\033[K[%s%s] %lld/%lld  loss %.4f  lr %.2e  %.0f tok/s  ETA %lld:%02lld",
+  std::snprintf(text, sizeof text,
+                "\r\033[K[%s%s] %lld/%lld  loss %.4f  lr %.2e  %.0f tok/s  ETA %lld:%02lld",
                 std::string(static_cast<size_t>(filled), '#').c_str(),
                 std::string(static_cast<size_t>(kWidth - filled), '.').c_str(),
                 static_cast<long long>(r.step), static_cast<long long>(steps_), r.loss, r.lr,

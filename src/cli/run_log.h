@@ -36,7 +36,7 @@ class RunLog {
 };
 
 // Set by SIGTERM and SIGINT; a second signal ends the process at once.
-int stop_signal();            // 0, SIGTERM or SIGINT
+int stop_signal();  // 0, SIGTERM or SIGINT
 void install_stop_signals();
 
 }  // namespace npu

@@ -18,7 +18,14 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-int64_t available_memory_bytes() {
+// A number in a cgroup file; `otherwise` when there is none ("max", or no such file).
+int64_t cgroup_bytes(const char* file, int64_t otherwise) {
+  std::ifstream in(file);
+  int64_t bytes = 0;
+  return in >> bytes ? bytes : otherwise;
+}
+
+int64_t host_memory_bytes() {
   std::ifstream meminfo("/proc/meminfo");
   std::string key;
   int64_t kib = 0;
@@ -26,6 +33,13 @@ int64_t available_memory_bytes() {
     if (key == "MemAvailable:") return kib << 10;
   }
   return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+}
+
+// What is left on this host, or in this container where that is less.
+int64_t available_memory_bytes() {
+  const int64_t limit = cgroup_bytes("/sys/fs/cgroup/memory.max", INT64_MAX);
+  const int64_t used = cgroup_bytes("/sys/fs/cgroup/memory.current", 0);
+  return std::min(host_memory_bytes(), std::max<int64_t>(0, limit - used));
 }
 
 std::vector<std::string> split_words(const std::string& text, char separator) {
@@ -59,6 +73,16 @@ std::vector<fs::path> hub_roots() {
 
 HfModel open_model(const Options& options, bool with_weights) {
   HfModel model = load_model(options.text("model"), with_weights, hub_roots());
+  if (model.weights && model.config.storage_dtype != DType::kF32) {
+    // config.json only says what the weights should be; rounding them unasked would be a silent
+    // loss.
+    for (const std::string& name : model.weights->names()) {
+      if (model.weights->get(name).dtype() != model.config.storage_dtype) {
+        model.config.storage_dtype = DType::kF32;
+        break;
+      }
+    }
+  }
   return model;
 }
 
@@ -83,19 +107,65 @@ DatasetOptions dataset_options(const Options& options, const ModelConfig& config
   return d;
 }
 
+void report_dataset(const Dataset& data, const std::string& option) {
+  for (const std::string& warning : data.warnings) log_warn("data", warning);
+  if (data.trained_tokens() > 0) return;
+  fail_input(
+      "--" + option, "no row has a token with loss",
+      std::to_string(data.rows.size()) + " rows, " + std::to_string(data.dropped) + " dropped",
+      "npu-lora data FILE --model M shows what each row trains; --seq-len may be too short");
+}
+
+void refuse_other_lora(const Options& options, const std::string& option, const LoraSpec& adapter) {
+  const LoraSpec asked = lora_options(options);
+  const auto refuse = [&](const char* name, bool differs) {
+    if (!options.given(name) || !differs) return;
+    fail(ErrorKind::kUsage, std::string("--") + name, "differs from the adapter of " + option,
+         options.text(name), "leave it out: the adapter brings its own");
+  };
+  refuse("rank", asked.rank != adapter.rank);
+  refuse("alpha", asked.alpha != adapter.alpha);
+  refuse("targets", asked.targets != adapter.targets);
+  refuse("rslora", asked.rslora != adapter.rslora);
+}
+
 LoraSpec lora_options(const Options& options) {
   LoraSpec lora;
   lora.rank = options.integer("rank", 1, 4096);
   lora.alpha = options.real("alpha");
-  if (lora.alpha <= 0) fail(ErrorKind::kUsage, "--alpha", "must be positive", options.text("alpha"));
+  if (lora.alpha <= 0)
+    fail(ErrorKind::kUsage, "--alpha", "must be positive", options.text("alpha"));
   lora.targets = parse_targets(options.text("targets"));
   lora.rslora = options.flag("rslora");
   return lora;
 }
 
-SessionOptions session_options(const Options& options, const LoraSpec& lora) {
+std::set<std::string, std::less<>> disabled_passes(const Options& options) {
+  std::set<std::string, std::less<>> known;
+  for (const Pass& pass : default_passes()) {
+    known.emplace(pass.name);
+    for (const Rule& rule : pass.rules) known.emplace(rule.name);
+  }
+  std::set<std::string, std::less<>> disabled;
+  for (const std::string& name : options.list("disable-pass")) {
+    if (!known.contains(name)) {
+      std::string names;
+      for (const std::string& k : known) names += (names.empty() ? "" : ", ") + k;
+      fail(ErrorKind::kUsage, "--disable-pass", "no pass or rule of this name", "'" + name + "'",
+           "known: " + names);
+    }
+    disabled.insert(name);
+  }
+  return disabled;
+}
+
+SessionOptions session_options(const Options& options, const LoraSpec& lora,
+                               const ModelConfig& config) {
   SessionOptions session;
-  session.backend = options.text("backend");
+  session.backend = make_backend(options.text("backend")).take()->traits().name;
+  if (options.text("backend") == "auto") {
+    log_info("train", "backend " + session.backend + ": the first usable one; see npu-lora doctor");
+  }
   session.threads = static_cast<int>(options.integer("threads", 0, 1024));
   LayerOptions& layer = session.graphs.layer;
   layer.seq_len = options.integer("seq-len", 2, 1 << 20);
@@ -118,29 +188,29 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora) {
       session.host_groups->insert(group);
     }
   }
-  for (const std::string& name : options.list("disable-pass")) {
-    session.plan.passes.disabled.insert(name);
-  }
+  session.plan.passes.disabled = disabled_passes(options);
   session.graphs.vocab_chunk = options.integer("vocab-chunk", 16);
   session.compile.cache_dir = cache_directory(options);
   session.compile.jobs = static_cast<int>(options.integer("jobs", 1, 256));
   session.compile.seconds_limit = options.real("compile-timeout");
   session.compile.expect_cached = options.flag("expect-cached");
   session.compile.worker = {self_executable(), "compile-worker"};
-  // Weights follow the activations unless asked otherwise: bf16 storage under f32 arithmetic halves
-  // memory and costs a conversion per use.
+  // Weights follow the activations unless asked otherwise. Where widening is free they stay as they
+  // are on disk: the same values in half the memory.
   const std::string weights = options.choice("weight-dtype", {"auto", "f32", "bf16", "f16"});
   if (weights != "auto") {
     layer.weight_dtype = *parse_dtype(weights);
   } else {
-    layer.weight_dtype = session.activation_dtype.value_or(
-        make_backend(session.backend).take()->traits().compute_dtype);
+    const auto backend = make_backend(session.backend).take();
+    const Traits& traits = backend->traits();
+    layer.weight_dtype = traits.widens_weights
+                             ? config.storage_dtype
+                             : session.activation_dtype.value_or(traits.compute_dtype);
   }
   return session;
 }
 
-void resolve_recompute(const Options& options, const ModelConfig& config,
-                       SessionOptions& session) {
+void resolve_recompute(const Options& options, const ModelConfig& config, SessionOptions& session) {
   const std::string mode = options.choice("recompute", {"auto", "none", "layer"});
   if (mode == "auto") {
     session.graphs.recompute = choose_recompute(config, session.graphs, available_memory_bytes());
@@ -150,10 +220,6 @@ void resolve_recompute(const Options& options, const ModelConfig& config,
 }
 
 void report_compile(const CompileReport& report, bool quiet) {
-  for (const CompileReport::Failure& failure : report.failed) {
-    log_warn("compile", failure.part + " runs on the host: " + failure.outcome + ": " +
-                            failure.reason);
-  }
   if (quiet) return;
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%.1f", report.seconds);

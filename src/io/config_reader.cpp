@@ -27,7 +27,9 @@ const Json* ConfigReader::find(std::string_view key) const {
 
 const Json& ConfigReader::require(std::string_view key) const {
   const Json* value = find(key);
-  if (value == nullptr) fail_key(key, "the key is missing");
+  if (value == nullptr)
+    fail_key(key, "the key is missing", "",
+             "the file must hold it: see a published model or adapter of the family");
   return *value;
 }
 

@@ -161,6 +161,11 @@ class RowReader {
 
   void finish(TokenRow& row, const std::string& where) const {
     row.where = where;
+    for (const int32_t id : row.input_ids) {
+      if (options_.vocab_size == 0 || id < options_.vocab_size) continue;
+      fail_input(where, "the tokenizer writes an id that the model lacks", std::to_string(id),
+                 "config.json has vocab_size " + std::to_string(options_.vocab_size));
+    }
     const auto limit = static_cast<size_t>(options_.max_length);
     if (row.input_ids.size() > limit) {
       row.cut = true;

@@ -263,7 +263,8 @@ void place_tensors(Gguf& gguf, size_t table_end, size_t file_bytes) {
 
 void check_magic(Cursor& cursor) {
   const auto magic = cursor.read<uint32_t>();
-  if (magic != 0x46554747) cursor.refuse("not a GGUF file: it must start with \"GGUF\"");
+  if (magic != 0x46554747)
+    cursor.refuse("not a GGUF file: it must start with \"GGUF\"", "", "is the download whole?");
 }
 
 uint32_t read_version(Cursor& cursor) {

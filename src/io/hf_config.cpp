@@ -101,6 +101,17 @@ void read_sizes(const ConfigReader& config, ModelConfig& model) {
                     std::to_string(heads) + " × " + std::to_string(model.head_dim));
 }
 
+// transformers 5 writes "dtype", 4 wrote "torch_dtype". Anything but the 16-bit floats counts as
+// f32.
+DType read_storage_dtype(const ConfigReader& config) {
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (config.find(key) == nullptr) continue;
+    const std::string name = config.text(key);
+    return name == "bfloat16" ? DType::kBF16 : name == "float16" ? DType::kF16 : DType::kF32;
+  }
+  return DType::kF32;
+}
+
 }  // namespace
 
 ModelConfig parse_model_config(const Json& json, std::string_view where) {
@@ -116,6 +127,7 @@ ModelConfig parse_model_config(const Json& json, std::string_view where) {
   model.tie_word_embeddings = config.flag("tie_word_embeddings", false);
   model.attention_bias = config.flag("attention_bias", false);
   model.mlp_bias = config.flag("mlp_bias", false);
+  model.storage_dtype = read_storage_dtype(config);
   return model;
 }
 

@@ -187,7 +187,8 @@ ListedWeights open_safetensors_weights(const fs::path& directory) {
                          is_there(directory / "pytorch_model.bin.index.json");
     fail_input(directory.string(), "no model.safetensors and no model.safetensors.index.json",
                pickled ? "pytorch_model.bin" : "",
-               pickled ? "save the model as safetensors (save_pretrained does)" : "");
+               pickled ? "save the model as safetensors (save_pretrained does)"
+                       : "give a directory that holds the weights, or a .gguf file");
   }
   WeightListing listing = weights->listing();
   return {std::move(weights), std::move(listing)};

@@ -90,13 +90,16 @@ void write_peft_adapter(const fs::path& directory, const Adapter& adapter,
   check_tensors(adapter, config, (directory / kAdapterWeightsFile).string());
   // Staged inside, so that other files of the output directory (logs, checkpoints) stay. Never
   // committed: the two files move out of it.
-  const StagedDirectory staged(directory / "adapter");
+  const StagedDirectory staged(directory / "adapter_model");
   std::map<std::string, Tensor> tensors;
   for (const auto& [name, tensor] : adapter.tensors) tensors.emplace(peft_name(name), tensor);
   write_safetensors(staged.path() / kAdapterWeightsFile, tensors);
   publish_text(staged.path() / kAdapterConfigFile, adapter_config(adapter).dump(2) + "\n");
   check_written(staged.path(), adapter, config);
-  // The configuration last: without it a directory is no adapter to any reader.
+  // The configuration goes first and comes last: without it a directory is no adapter to any
+  // reader.
+  std::error_code absent;
+  fs::remove(directory / kAdapterConfigFile, absent);
   for (const std::string_view file : {kAdapterWeightsFile, kAdapterConfigFile})
     move_file(staged.path() / file, directory / file);
 }

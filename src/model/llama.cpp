@@ -9,7 +9,8 @@
 namespace npu {
 namespace {
 
-// transformers' LlamaRMSNorm: normalised in f32, rounded, then times the weight in the compute dtype.
+// transformers' LlamaRMSNorm: normalised in f32, rounded, then times the weight in the compute
+// dtype.
 Value rms_norm(Value x_MH, Value weight_1H, double eps) {
   const Value x = ops::convert(x_MH, DType::kF32);
   const Value variance = ops::mean(ops::mul(x, x), 1);
@@ -44,10 +45,10 @@ Value attention(Builder& builder, const ModelConfig& config, const LayerOptions&
 
   const Value products =
       ops::matmul(ops::reshape(q, {b, kv, stacked, d}), k, {.transpose_rhs = true});
-  const Value scores = ops::scale(ops::reshape(products, {b, heads, s, s}),
-                                  1.0 / std::sqrt(static_cast<double>(d)));
-  const Value probs = ops::convert(
-      ops::softmax(ops::convert(ops::add(scores, mask), DType::kF32)), compute);
+  const Value scores =
+      ops::scale(ops::reshape(products, {b, heads, s, s}), 1.0 / std::sqrt(static_cast<double>(d)));
+  const Value probs =
+      ops::convert(ops::softmax(ops::convert(ops::add(scores, mask), DType::kF32)), compute);
   const Value mixed = ops::matmul(ops::reshape(probs, {b, kv, stacked, s}), v);
   const Value merged = ops::transpose(ops::reshape(mixed, {b, heads, s, d}), {0, 2, 1, 3});
   return ops::reshape(merged, {b * s, heads * d});

@@ -21,8 +21,7 @@ Value lora_linear(Builder& builder, const ModelConfig& config, const LayerOption
   const Value a_RI = builder.input(module + ".lora_A", {DType::kF32, {rank, in}});
   const Value b_OR = builder.input(module + ".lora_B", {DType::kF32, {out, rank}});
   const Value scale = builder.input("lora_scale", {DType::kF32, {1, 1}});
-  const Value t_MR =
-      ops::matmul(ops::convert(x_MI, DType::kF32), a_RI, {.transpose_rhs = true});
+  const Value t_MR = ops::matmul(ops::convert(x_MI, DType::kF32), a_RI, {.transpose_rhs = true});
   // Scaling the rank-sized factor costs r/out of scaling the product.
   const Value delta_MO = ops::matmul(ops::mul(t_MR, scale), b_OR, {.transpose_rhs = true});
   return ops::convert(ops::add(ops::convert(y_MO, DType::kF32), delta_MO), compute);

@@ -1,6 +1,6 @@
-// Cross-entropy over the vocabulary in one pass of chunks: each chunk gives its part of the softmax's
-// denominator and of the gradient, relative to its own maximum; the host joins them
-// (train/loss.h). No logits outlive their chunk, and no logit is computed twice.
+// Cross-entropy over the vocabulary in one pass of chunks: each chunk gives its part of the
+// softmax's denominator and of the gradient, relative to its own maximum; the host joins them
+// (train/head.h). No logits outlive their chunk, and no logit is computed twice.
 #include "model/model.h"
 #include "ops/ops.h"
 
@@ -19,13 +19,12 @@ ChunkTerms chunk_terms(Builder& builder, const ModelConfig& config, const LayerO
                        int64_t loss_rows, int64_t chunk) {
   const DType compute = options.compute_dtype();
   const Value h_RH = builder.input("h", {compute, {loss_rows, config.hidden_size}});
-  const Value weight_CH =
-      ops::convert(builder.input("head.weight", {options.weight_dtype, {chunk, config.hidden_size}}),
-                   compute);
+  const Value weight_CH = ops::convert(
+      builder.input("head.weight", {options.weight_dtype, {chunk, config.hidden_size}}), compute);
   const Value target_R1 = builder.input("target", {DType::kI32, {loss_rows, 1}});
 
-  const Value logits_RC = ops::convert(
-      ops::matmul(h_RH, weight_CH, {.transpose_rhs = true}), DType::kF32);
+  const Value logits_RC =
+      ops::convert(ops::matmul(h_RH, weight_CH, {.transpose_rhs = true}), DType::kF32);
   const Value column_1C = ops::iota(builder, {DType::kI32, {1, chunk}}, 1);
   const Value is_target_RC = ops::compare(target_R1, column_1C, "eq");
   const Value zero_11 = ops::constant(builder, {DType::kF32, {1, 1}}, 0.0);
@@ -51,8 +50,7 @@ Graph ce_stats(const ModelConfig& config, const LayerOptions& options, int64_t l
   const Value negated = ops::neg(ops::convert(terms.column_1C, DType::kF32));
   const Value none = ops::constant(builder, {DType::kF32, {1, 1}}, -static_cast<double>(chunk));
   const Value reached = ops::compare(terms.logits_RC, terms.max_R1, "eq");
-  builder.output("argmax",
-                 ops::neg(ops::reduce_max(ops::select(reached, negated, none), {1})));
+  builder.output("argmax", ops::neg(ops::reduce_max(ops::select(reached, negated, none), {1})));
   return std::move(builder).build();
 }
 

@@ -1,8 +1,9 @@
-// Plain descriptions of a model, its adapters and its batches, and the pure functions that build its
-// graphs. No weights, no device, no files.
+// Plain descriptions of a model, its adapters and its batches, and the pure functions that build
+// its graphs. No weights, no device, no files.
 //
-// Legend: B sequences, S tokens a sequence (seq_len), M = B·S rows, R rows that carry loss, H hidden,
-// F intermediate, NH heads, KV key/value heads, D head_dim, V vocabulary, C vocabulary chunk, r rank.
+// Legend: B sequences, S tokens a sequence (seq_len), M = B·S rows, R rows that carry loss, H
+// hidden, F intermediate, NH heads, KV key/value heads, D head_dim, V vocabulary, C vocabulary
+// chunk, r rank.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,9 @@ struct ModelConfig {
   std::optional<RopeScaling> rope_scaling;
   double initializer_range = 0.02;
   bool tie_word_embeddings = false;
-  bool attention_bias = false;  // q,k,v,o
-  bool mlp_bias = false;        // gate,up,down
+  bool attention_bias = false;        // q,k,v,o
+  bool mlp_bias = false;              // gate,up,down
+  DType storage_dtype = DType::kF32;  // of the weights on disk ("dtype" or "torch_dtype")
 };
 
 // Where activations round (product.md section 6). With f32 activations both are the same.
@@ -85,26 +87,27 @@ struct LayerOptions {
 double mask_value(DType dtype);
 
 // One decoder layer. Inputs: "x" [M,H]; "cos","sin" [B,1,S,D]; "mask" [B,1,S,S] (0 or mask_value(),
-// added to scores); the layer's weights under their Hugging Face names without the "model.layers.N."
-// prefix ("self_attn.q_proj.weight" [out,in], "input_layernorm.weight" [1,H], biases [1,out] where the
-// config has them); for each target "self_attn.q_proj.lora_A" [r,in] and ".lora_B" [out,r] in f32;
-// "lora_scale" f32 [1,1]. Output: "y" [M,H]. Formulas: transformers' modeling_llama and PEFT's
-// lora.Linear; x, y, cos, sin, mask and norm weights have the compute dtype, linears weight_dtype.
+// added to scores); the layer's weights under their Hugging Face names without the
+// "model.layers.N." prefix ("self_attn.q_proj.weight" [out,in], "input_layernorm.weight" [1,H],
+// biases [1,out] where the config has them); for each target "self_attn.q_proj.lora_A" [r,in] and
+// ".lora_B" [out,r] in f32; "lora_scale" f32 [1,1]. Output: "y" [M,H]. Formulas: transformers'
+// modeling_llama and PEFT's lora.Linear; x, y, cos, sin, mask and norm weights have the compute
+// dtype, linears weight_dtype.
 Graph layer_forward(const ModelConfig& config, const LayerOptions& options);
 // Names of the trained inputs of layer_forward, in order (A then B for each target).
 std::vector<std::string> trained_inputs(const LoraSpec& lora);
 
-// Rows that carry loss, picked and normalised. Inputs: "x" [M,H], "rows" i32 [R], "norm.weight" [1,H].
-// Output: "h" [R,H].
+// Rows that carry loss, picked and normalised. Inputs: "x" [M,H], "rows" i32 [R], "norm.weight"
+// [1,H]. Output: "h" [R,H].
 Graph final_norm(const ModelConfig& config, const LayerOptions& options, int64_t loss_rows);
 
 // Cross-entropy over one vocabulary chunk in a single pass (docs/decisions/003-one-pass-head.md).
 // Inputs: "h" [R,H], "head.weight" [C,H], "target" i32 [R,1] (relative to the chunk; outside [0,C)
 // when the target lies in another chunk).
-// ce_stats outputs, f32 [R,1]: "max" of the chunk's logits, "sum" of exp(logit - max) over columns that
-// are not the target, "target_logit" (0 when the target is elsewhere).
-// ce_stats also outputs "argmax" f32 [R,1], the first column that reaches the maximum.
-// ce_grad outputs the first three and "u" f32 [R,H] = Σ_{j≠target} exp(logit_j − max)·W_j.
+// ce_stats outputs, f32 [R,1]: "max" of the chunk's logits, "sum" of exp(logit - max) over columns
+// that are not the target, "target_logit" (0 when the target is elsewhere). ce_stats also outputs
+// "argmax" f32 [R,1], the first column that reaches the maximum. ce_grad outputs the first three
+// and "u" f32 [R,H] = Σ_{j≠target} exp(logit_j − max)·W_j.
 Graph ce_stats(const ModelConfig& config, const LayerOptions& options, int64_t loss_rows,
                int64_t chunk);
 Graph ce_grad(const ModelConfig& config, const LayerOptions& options, int64_t loss_rows,

@@ -32,17 +32,33 @@ std::string shape_text(const Shape& shape) {
   return text + "]";
 }
 
+namespace {
+
+constexpr size_t kFromKernel = size_t{1} << 20, kHugePage = size_t{2} << 20;
+
+// The kernel's pages are zero already, and are given when touched. Large blocks start on a huge
+// page and ask for them: reading weights once a pass is bound by address translation otherwise.
+std::shared_ptr<std::byte> map_pages(size_t size) {
+  const size_t slack = size >= kHugePage ? kHugePage : 0, whole = size + slack;
+  void* memory = ::mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  auto* const base = static_cast<std::byte*>(memory);
+  const size_t ahead =
+      slack == 0 ? 0 : (kHugePage - reinterpret_cast<uintptr_t>(base) % kHugePage) % kHugePage;
+#if defined(MADV_HUGEPAGE)
+  if (slack != 0)
+    (void)::madvise(base + ahead, size, MADV_HUGEPAGE);  // a wish: refusal costs speed only
+#endif
+  return {base + ahead, [base, whole](std::byte*) { ::munmap(base, whole); }};
+}
+
+}  // namespace
+
 std::shared_ptr<std::byte> allocate_aligned(size_t bytes) {
   const size_t size = std::max((bytes + kBufferAlignment - 1) / kBufferAlignment * kBufferAlignment,
                                kBufferAlignment);
   if (size < bytes) throw std::bad_alloc();  // wrapped around
-  constexpr size_t kFromKernel = size_t{1} << 20;
-  if (size >= kFromKernel) {  // the kernel's pages are zero already, and are given when touched
-    void* memory =
-        ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    return {static_cast<std::byte*>(memory), [size](std::byte* p) { ::munmap(p, size); }};
-  }
+  if (size >= kFromKernel) return map_pages(size);
   void* memory = std::aligned_alloc(kBufferAlignment, size);
   if (memory == nullptr) throw std::bad_alloc();
   std::memset(memory, 0, size);

@@ -36,9 +36,8 @@ void fill_mask(const Batch& batch, std::span<T> mask, T open, T closed) {
 void embedding_rows(const Tensor& embedding_VH, const Batch& batch, Tensor& x_MH) {
   const int64_t vocab = embedding_VH.shape()[0];
   const size_t row_bytes = embedding_VH.bytes() / static_cast<size_t>(vocab);
-  Tensor gathered = embedding_VH.dtype() == x_MH.dtype()
-                        ? x_MH
-                        : Tensor(embedding_VH.dtype(), x_MH.shape());
+  Tensor gathered =
+      embedding_VH.dtype() == x_MH.dtype() ? x_MH : Tensor(embedding_VH.dtype(), x_MH.shape());
   for (size_t row = 0; row < batch.input_ids.size(); ++row) {
     const int32_t id = batch.input_ids[row];
     NPU_CHECK(id >= 0 && id < vocab, "token id " + std::to_string(id));
@@ -52,7 +51,8 @@ void embedding_rows(const Tensor& embedding_VH, const Batch& batch, Tensor& x_MH
 
 void rope_inputs(const ModelConfig& config, const Batch& batch, Tensor& cos, Tensor& sin) {
   const RopeTables tables = rope_tables(config, batch.positions);
-  const Tensor cos_converted = tables.cos.to(cos.dtype()), sin_converted = tables.sin.to(sin.dtype());
+  const Tensor cos_converted = tables.cos.to(cos.dtype()),
+               sin_converted = tables.sin.to(sin.dtype());
   std::memcpy(cos.mutable_data(), cos_converted.data(), cos.bytes());
   std::memcpy(sin.mutable_data(), sin_converted.data(), sin.bytes());
 }

@@ -10,12 +10,12 @@ namespace npu {
 
 struct GradientError {
   std::string name;
-  double rel = 0;     // ‖a − b‖₂ / ‖b‖₂
+  double rel = 0;  // ‖a − b‖₂ / ‖b‖₂
   double cosine = 1;
 };
 
 struct RunResult {
-  double loss = 0;  // mean nats over trained tokens
+  double loss = 0;                    // mean nats over trained tokens
   std::vector<Parameter> parameters;  // with their gradients
 };
 

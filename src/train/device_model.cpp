@@ -1,6 +1,8 @@
 // The buffers of one model on one device, and the bindings that tie each layer's call to them.
 #include "train/device_model.h"
 
+#include <algorithm>
+
 #include "train/lora_state.h"
 
 namespace npu {
@@ -22,6 +24,26 @@ const std::string kEmbedding = "model.embed_tokens.weight", kHead = "lm_head.wei
 DeviceTensor DeviceModel::allocate(Device& device, TensorType type, std::string_view what) {
   bytes += type.bytes();
   return allocate_tensor(device, std::move(type), what);
+}
+
+std::vector<DeviceTensor> DeviceModel::allocate_block(Device& device,
+                                                      const std::vector<TensorType>& types,
+                                                      std::string_view what) {
+  constexpr int64_t kAlign = static_cast<int64_t>(kBufferAlignment);
+  int64_t size = 0;
+  std::vector<int64_t> offsets;
+  for (const TensorType& type : types) {
+    offsets.push_back(size);
+    size += (type.bytes() + kAlign - 1) / kAlign * kAlign;
+  }
+  const DeviceTensor block = allocate(device, {DType::kU8, {std::max(size, kAlign)}}, what);
+  std::vector<DeviceTensor> values;
+  for (size_t i = 0; i < types.size(); ++i) {
+    values.push_back({device.view(block.buffer, static_cast<size_t>(offsets[i]),
+                                  static_cast<size_t>(types[i].bytes())),
+                      types[i]});
+  }
+  return values;
 }
 
 DeviceModel::DeviceModel(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
@@ -70,22 +92,24 @@ void DeviceModel::load_layer(const ModelConfig& config, const ModelGraphs& graph
                              const WeightStore& store, int64_t layer) {
   LayerCall call;
   const Graph forward = layer_forward(config, graphs.options.layer);
+  std::vector<std::string> names;
+  std::vector<TensorType> types;
   for (const NodeId id : forward.inputs()) {
     const Node& input = forward.node(id);
-    const std::string name = layer_name(layer, input.name);
-    if (is_adapter(input.name)) {
-      call.weights[input.name] = allocate(device, input.type, name);
-    } else if (is_stored_weight(input.name)) {
-      DeviceTensor weight = allocate(device, input.type, name);
-      const Tensor stored = store.get(name);
-      upload_tensor(device, weight, stored);
+    if (!is_adapter(input.name) && !is_stored_weight(input.name)) continue;
+    names.push_back(input.name);
+    types.push_back(input.type);
+  }
+  std::vector<DeviceTensor> weights = allocate_block(device, types, layer_name(layer, "weights"));
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (is_stored_weight(names[i])) {
+      const Tensor stored = store.get(layer_name(layer, names[i]));
+      upload_tensor(device, weights[i], stored);
       store.release(stored);
-      call.weights[input.name] = std::move(weight);
     }
+    call.weights[names[i]] = std::move(weights[i]);
   }
-  for (size_t i = 0; i < graphs.saved.size(); ++i) {
-    call.saved.push_back(allocate(device, graphs.saved_types[i], graphs.saved[i]));
-  }
+  call.saved = allocate_block(device, graphs.saved_types, layer_name(layer, "saved tensors"));
   layers.push_back(std::move(call));
 }
 
@@ -131,7 +155,8 @@ void DeviceModel::load_head(const ModelConfig& config, const ModelGraphs& graphs
     head_chunks.push_back({device.view(head.buffer, offset, size), type});
     offset += size;
   }
-  const TensorType column{DType::kF32, {rows_R, 1}}, hidden_rows{o.compute_dtype(), {rows_R, hidden}};
+  const TensorType column{DType::kF32, {rows_R, 1}},
+      hidden_rows{o.compute_dtype(), {rows_R, hidden}};
   rows = allocate(device, {DType::kI32, {rows_R}}, "rows");
   targets = allocate(device, {DType::kI32, {rows_R, 1}}, "targets");
   h = allocate(device, hidden_rows, "h");

@@ -48,6 +48,9 @@ struct DeviceModel {
 
  private:
   DeviceTensor allocate(Device& device, TensorType type, std::string_view what);
+  // Several values in one block: large blocks lie on huge pages, many small ones would not.
+  std::vector<DeviceTensor> allocate_block(Device& device, const std::vector<TensorType>& types,
+                                           std::string_view what);
   void load_layer(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
                   const WeightStore& store, int64_t layer);
   void load_head(const ModelConfig& config, const ModelGraphs& graphs, Device& device,

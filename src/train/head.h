@@ -11,8 +11,8 @@
 namespace npu {
 
 // For each row, over the chunks seen so far: the running maximum m of the logits,
-// others = Σ_{j≠target} exp(logit_j − m), the target's logit, and acc = Σ_{j≠target} exp(logit_j − m)·W_j.
-// Rows are independent; a chunk with a higher maximum rescales what came before.
+// others = Σ_{j≠target} exp(logit_j − m), the target's logit, and acc = Σ_{j≠target} exp(logit_j −
+// m)·W_j. Rows are independent; a chunk with a higher maximum rescales what came before.
 class HeadJoin {
  public:
   HeadJoin(int64_t rows, int64_t hidden, bool gradient);

@@ -13,8 +13,8 @@ namespace npu {
 // "model.layers.N." + input name of layer_forward.
 std::string layer_name(int64_t layer, std::string_view input);
 
-// A: Kaiming-uniform as PEFT draws it, U(−1/√in, 1/√in); B: zero, or N(0, b_std) for checks, where a
-// zero B would hide half of the gradients. Drawn from (seed, name), so independent of targets.
+// A: Kaiming-uniform as PEFT draws it, U(−1/√in, 1/√in); B: zero, or N(0, b_std) for checks, where
+// a zero B would hide half of the gradients. Drawn from (seed, name), so independent of targets.
 std::vector<Parameter> init_lora(const ModelConfig& config, const LoraSpec& lora, uint64_t seed,
                                  double b_std = 0);
 

@@ -19,8 +19,8 @@ Graph renamed(const Graph& graph, std::string_view name) {
 ForwardBackward differentiate(const Graph& forward, const std::string& seed,
                               const std::vector<std::string>& wrt, Recompute recompute,
                               const PassOptions& passes) {
-  // The passes run before the split: afterwards forward's and backward's halves of a pattern (softmax
-  // and its gradient) no longer stand in one graph, and the wrong tensors would be kept.
+  // The passes run before the split: afterwards forward's and backward's halves of a pattern
+  // (softmax and its gradient) no longer stand in one graph, and the wrong tensors would be kept.
   const Graph joint = run_passes(vjp(forward, {seed}, wrt).take(), default_passes(), passes);
   return split_joint(joint, forward.outputs().size(), recompute);
 }

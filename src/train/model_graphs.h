@@ -30,10 +30,10 @@ inline constexpr std::string_view kLayerForward = "layer_fwd", kLayerBackward = 
 
 struct ModelGraphs {
   GraphOptions options;
-  std::vector<NamedGraph> graphs;   // with their placement groups
-  std::vector<std::string> saved;   // outputs of layer_fwd that layer_bwd takes
+  std::vector<NamedGraph> graphs;  // with their placement groups
+  std::vector<std::string> saved;  // outputs of layer_fwd that layer_bwd takes
   std::vector<TensorType> saved_types;
-  std::vector<int64_t> chunks;      // vocabulary chunks, in order
+  std::vector<int64_t> chunks;  // vocabulary chunks, in order
 
   const Graph& graph(std::string_view name) const;
   // Graph of the head for chunk i: "ce_grad", or "ce_grad_tail" for a smaller last chunk.

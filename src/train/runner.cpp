@@ -48,16 +48,13 @@ struct ModelRunner::State {
   DeviceModel model;
   HeadJoin join;
   Phases phases;
-  std::vector<float> target_row_H, gradient_row_H;
 
   State(const ModelConfig& c, ModelGraphs g, std::unique_ptr<Runtime> r, const WeightStore& w)
       : config(c),
         graphs(std::move(g)),
         runtime(std::move(r)),
         model(config, graphs, runtime->device(), w),
-        join(graphs.options.loss_rows, config.hidden_size, graphs.options.train),
-        target_row_H(static_cast<size_t>(config.hidden_size)),
-        gradient_row_H(static_cast<size_t>(config.hidden_size)) {}
+        join(graphs.options.loss_rows, config.hidden_size, graphs.options.train) {}
 
   Device& device() { return runtime->device(); }
   int64_t num_layers() const { return config.num_hidden_layers; }
@@ -76,9 +73,9 @@ struct ModelRunner::State {
 
 void ModelRunner::State::load_batch(const Batch& batch) {
   const Stopwatch watch(phases.input_seconds);
-  NPU_CHECK(batch.batch == graphs.options.layer.batch &&
-                batch.seq_len == graphs.options.layer.seq_len,
-            "batch of another shape than the graphs'");
+  NPU_CHECK(
+      batch.batch == graphs.options.layer.batch && batch.seq_len == graphs.options.layer.seq_len,
+      "batch of another shape than the graphs'");
   fill_tensor(device(), model.layer_input(0),
               [&](Tensor& x) { embedding_rows(model.embedding_VH, batch, x); });
   Tensor cos(model.cos.type.dtype, model.cos.type.shape), sin = cos.clone();
@@ -91,8 +88,8 @@ void ModelRunner::State::load_batch(const Batch& batch) {
 std::optional<Error> ModelRunner::State::forward(bool train) {
   for (int64_t layer = 0; layer < num_layers(); ++layer) {
     const LayerCall& call = model.layers[static_cast<size_t>(layer)];
-    auto error = train ? runtime->run(kLayerForward, call.forward)
-                       : runtime->run(kLayerEval, call.eval);
+    auto error =
+        train ? runtime->run(kLayerForward, call.forward) : runtime->run(kLayerEval, call.eval);
     if (error) return error;
   }
   return std::nullopt;
@@ -143,8 +140,8 @@ std::optional<Error> ModelRunner::State::run_head(std::span<const RowTarget> tar
       for (size_t i = 0; i < targets.size(); ++i) {
         if (max.values<float>()[i] <= best[i]) continue;
         best[i] = max.values<float>()[i];
-        (*argmax)[i] = static_cast<int32_t>(first_column) +
-                       static_cast<int32_t>(columns.values<float>()[i]);
+        (*argmax)[i] =
+            static_cast<int32_t>(first_column) + static_cast<int32_t>(columns.values<float>()[i]);
       }
     }
     first_column += graphs.chunks[chunk];
@@ -157,7 +154,7 @@ LossSum ModelRunner::State::head_gradient(std::span<const RowTarget> targets, do
   LossSum loss;
   Tensor d_h(DType::kF32, model.d_h.type.shape);
   const auto d_h_values = d_h.mutable_values<float>();
-  const size_t hidden = target_row_H.size();
+  const size_t hidden = static_cast<size_t>(config.hidden_size);
   for (size_t i = 0; i < targets.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i);
     loss.nats -= join.log_prob(row);
@@ -201,14 +198,12 @@ std::optional<Error> ModelRunner::State::backward(std::span<Parameter> parameter
   const std::vector<std::string> inputs = trained_inputs(graphs.options.layer.lora);
   for (int64_t layer = num_layers() - 1; layer >= 0; --layer) {
     const LayerCall& call = model.layers[static_cast<size_t>(layer)];
-    auto error =
-        runtime->run(layer == 0 ? kFirstLayerBackward : kLayerBackward, call.backward);
+    auto error = runtime->run(layer == 0 ? kFirstLayerBackward : kLayerBackward, call.backward);
     if (error) return error;
     const Stopwatch watch(phases.grad_seconds);
     for (size_t i = 0; i < inputs.size(); ++i) {
       Parameter& parameter = parameters[static_cast<size_t>(layer) * inputs.size() + i];
-      add_into(parameter.grad,
-               read_tensor(device(), model.adapter_gradients.at("d_" + inputs[i])));
+      add_into(parameter.grad, read_tensor(device(), model.adapter_gradients.at("d_" + inputs[i])));
     }
   }
   return std::nullopt;
@@ -265,8 +260,8 @@ Result<std::vector<TokenScore>> ModelRunner::score(const Batch& batch,
     std::vector<int32_t> argmax(part.size());
     if (auto error = state_->run_head(part, false, &argmax)) return *error;
     for (size_t i = 0; i < part.size(); ++i) {
-      scores.push_back({static_cast<float>(state_->join.log_prob(static_cast<int64_t>(i))),
-                        argmax[i]});
+      scores.push_back(
+          {static_cast<float>(state_->join.log_prob(static_cast<int64_t>(i))), argmax[i]});
     }
   }
   return scores;

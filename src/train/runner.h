@@ -20,8 +20,8 @@ struct LossSum {
 };
 
 struct TokenScore {
-  float log_prob = 0;    // nats
-  int32_t argmax = 0;    // the likeliest next token
+  float log_prob = 0;  // nats
+  int32_t argmax = 0;  // the likeliest next token
 };
 
 class ModelRunner {

@@ -47,7 +47,7 @@ MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& gra
   MemoryEstimate memory;
   int64_t linear_elements = 0, adapter_elements = 0;
   for (const Linear& linear : linears()) {
-    linear_elements += linear.in(config) * linear.out(config);
+    linear_elements += linear.in(config)*linear.out(config);
     if (o.layer.lora.has(linear.name)) {
       adapter_elements += o.layer.lora.rank * (linear.in(config) + linear.out(config));
     }
@@ -73,8 +73,8 @@ Recompute choose_recompute(const ModelConfig& config, const GraphOptions& option
   const int64_t needed = estimate_memory(config, build_model_graphs(config, keep)).total();
   // A fifth is left for the runtime's own temporaries and for what else the machine does.
   const bool fits = needed < available_bytes / 5 * 4;
-  log_info("train", std::string("recompute ") + (fits ? "none" : "layer") + ": keeping activations needs " +
-                        std::to_string(needed >> 20) + " MiB of " +
+  log_info("train", std::string("recompute ") + (fits ? "none" : "layer") +
+                        ": keeping activations needs " + std::to_string(needed >> 20) + " MiB of " +
                         std::to_string(available_bytes >> 20) + " MiB available");
   return fits ? Recompute::kNone : Recompute::kLayer;
 }

@@ -19,8 +19,8 @@ struct SessionOptions {
   GraphOptions graphs;
   PlanOptions plan;
   // Unset: from the backend's traits.
-  std::optional<int64_t> max_contractions;      // --max-mm
-  std::optional<DType> activation_dtype;        // --dtype
+  std::optional<int64_t> max_contractions;  // --max-mm
+  std::optional<DType> activation_dtype;    // --dtype
   std::optional<std::set<std::string, std::less<>>> host_groups;
   CompileSettings compile;
   int threads = 0;

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 namespace npu {
 namespace {
@@ -61,16 +62,19 @@ Result<StepReport> Trainer::train_step(std::span<const Batch> micro_batches) {
   }
   report.loss = nats * weight;
   report.grad_norm = global_grad_norm(parameters_);
-  report.lr = config_.adamw.lr *
-              schedule_factor(config_.schedule, step_, config_.warmup, config_.steps);
-  report.skipped = !std::isfinite(report.loss) || !std::isfinite(report.grad_norm);
+  report.lr =
+      config_.adamw.lr * schedule_factor(config_.schedule, step_, config_.warmup, config_.steps);
   ++step_;
-  if (report.skipped) {
+  report.skipped = !std::isfinite(report.loss) || !std::isfinite(report.grad_norm);
+  if (report.trained_tokens == 0) {
+    // Nothing to learn from: momentum and decay must not move the parameters either.
+    report.loss = std::numeric_limits<double>::quiet_NaN();
+  } else if (report.skipped) {
     ++bad_steps_;
   } else {
     bad_steps_ = 0;
     if (config_.grad_clip > 0) clip_gradients(parameters_, report.grad_norm, config_.grad_clip);
-    adamw_step(parameters_, config_.adamw, report.lr, step_);
+    adamw_step(parameters_, config_.adamw, report.lr, ++updates_);
     runner_.set_adapter(parameters_);
   }
   const Runtime::Timing& timing = runner_.runtime().timing();
@@ -91,8 +95,8 @@ std::map<std::string, Tensor> Trainer::state() const {
   return state;
 }
 
-void Trainer::restore(const std::map<std::string, Tensor>& state, int64_t step,
-                      int64_t bad_steps) {
+void Trainer::restore(const std::map<std::string, Tensor>& state, int64_t step, int64_t bad_steps,
+                      int64_t updates) {
   for (Parameter& p : parameters_) {
     copy_state(state, p.name, p.value);
     copy_state(state, p.name + ".adam_m", p.m);
@@ -100,6 +104,7 @@ void Trainer::restore(const std::map<std::string, Tensor>& state, int64_t step,
   }
   step_ = step;
   bad_steps_ = bad_steps;
+  updates_ = updates;
   runner_.set_adapter(parameters_);
 }
 

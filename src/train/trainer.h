@@ -17,21 +17,21 @@ struct TrainConfig {
   Schedule schedule = Schedule::kConstant;
   int64_t warmup = 0;
   int64_t steps = 400;
-  double grad_clip = 1.0;         // 0 turns clipping off
-  int64_t max_bad_steps = 5;      // non-finite steps in a row before the run stops
+  double grad_clip = 1.0;     // 0 turns clipping off
+  int64_t max_bad_steps = 5;  // non-finite steps in a row before the run stops
 };
 
 // One optimizer step as the log shows it.
 struct StepReport {
-  int64_t step = 0;           // from 1
-  double loss = 0;            // mean nats over the step's trained tokens
+  int64_t step = 0;  // from 1
+  double loss = 0;   // mean nats over the step's trained tokens; NaN when there are none
   double lr = 0;
-  double grad_norm = 0;       // before clipping
-  int64_t trained_tokens = 0; // tokens with loss
-  int64_t tokens = 0;         // tokens that are not padding
+  double grad_norm = 0;        // before clipping
+  int64_t trained_tokens = 0;  // tokens with loss
+  int64_t tokens = 0;          // tokens that are not padding
   double step_seconds = 0;
   double device_seconds = 0, host_seconds = 0, transfer_seconds = 0;
-  bool skipped = false;       // loss or gradient was not finite: no update
+  bool skipped = false;  // loss or gradient was not finite: no update
 };
 
 class Trainer {
@@ -43,22 +43,25 @@ class Trainer {
   // updates. Device errors are values and leave parameters and step as they were.
   Result<StepReport> train_step(std::span<const Batch> micro_batches);
 
-  int64_t step() const { return step_; }  // optimizer steps done
+  int64_t step() const { return step_; }        // steps done, skipped ones included
+  int64_t updates() const { return updates_; }  // AdamW's own count: steps that changed parameters
   int64_t bad_steps_in_a_row() const { return bad_steps_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const TrainConfig& config() const { return config_; }
 
-  // Masters and moments by name ("NAME", "NAME.adam_m", "NAME.adam_v"); with step and
+  // Masters and moments by name ("NAME", "NAME.adam_m", "NAME.adam_v"); with step, updates and
   // bad_steps_in_a_row that is all that the next step depends on.
   std::map<std::string, Tensor> state() const;
   // Errors: a tensor missing or of another shape (kBadInput UserError).
-  void restore(const std::map<std::string, Tensor>& state, int64_t step, int64_t bad_steps);
+  void restore(const std::map<std::string, Tensor>& state, int64_t step, int64_t bad_steps,
+               int64_t updates);
 
  private:
   ModelRunner& runner_;
   std::vector<Parameter> parameters_;
   TrainConfig config_;
   int64_t step_ = 0;
+  int64_t updates_ = 0;
   int64_t bad_steps_ = 0;
 };
 
