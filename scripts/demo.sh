@@ -30,7 +30,7 @@ cmake --build --preset release --target npu-lora | tee -a demo/build.log | tail 
 
 step "fetch SmolLM2-135M-Instruct and turn the GGUF into a Hugging Face directory"
 gguf=$(scripts/fetch_model.sh)
-"$npu_lora" convert "$gguf" --out "$model" --dtype f32 --overwrite
+"$npu_lora" convert "$gguf" --out "$model" --overwrite
 
 step "accuracy of the model as it is, on the 872 reviews of the development split"
 evaluate demo/before.json

@@ -84,6 +84,9 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
       tokens * config.hidden_size * static_cast<int64_t>(dtype_bytes(layer.compute_dtype()));
   const int64_t rope_mask = static_cast<int64_t>(dtype_bytes(layer.compute_dtype())) * tokens *
                             (2 * config.head_dim + layer.seq_len);
+  // Products at this machine's speed plus launches: a lower bound that leaves out all else.
+  const double step_seconds = flops / host_matmul_rate(config, layer, prepared.options.threads) +
+                              static_cast<double>(launches) * traits.launch_seconds;
   const int64_t adapter_bytes = memory.optimizer / 4;
   Json out = {
       {"backend", traits.name},
@@ -95,6 +98,8 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
       {"device_bytes", traits.host_memory ? 0 : memory.total()},
       {"host_bytes", traits.host_memory ? memory.total() : memory.optimizer},
       {"flops_per_step", flops},
+      {"estimated_step_seconds", step_seconds},
+      {"estimated_tok_s", static_cast<double>(tokens) / step_seconds},
       {"launch_seconds_per_step", static_cast<double>(launches) * traits.launch_seconds},
       {"recompute", prepared.graphs.options.recompute == Recompute::kNone ? "none" : "layer"},
       {"memory",
@@ -151,7 +156,10 @@ int cmd_plan(const Options& options) {
             << ", optimizer " << mib(json["memory"]["optimizer"])
             << "\nmoved a step, KiB: to the device "
             << (json["bytes_h2d_per_step"].get<int64_t>() >> 10) << ", back "
-            << (json["bytes_d2h_per_step"].get<int64_t>() >> 10) << "\n";
+            << (json["bytes_d2h_per_step"].get<int64_t>() >> 10)
+            << "\nestimate (products alone, at the host's speed): " << std::setprecision(3)
+            << json["estimated_step_seconds"].get<double>() << " s a micro-batch, "
+            << std::setprecision(0) << json["estimated_tok_s"].get<double>() << " tok/s\n";
   return 0;
 }
 

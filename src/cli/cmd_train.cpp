@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "base/version.h"
 #include "cli/checkpoint.h"
 #include "cli/commands.h"
 #include "cli/run_log.h"
@@ -203,7 +204,7 @@ void Run::write_adapter(const Trainer& trainer) const {
 }
 
 void Run::write_run_json(const Trainer& trainer, const Json& extra) const {
-  Json json = {{"program", "npu-lora 0.1.0"},
+  Json json = {{"program", "npu-lora " + std::string(kVersion)},
                {"model", options.text("model")},
                {"data_sha256", data.sha256},
                {"rows", data.rows.size()},

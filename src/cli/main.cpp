@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "base/log.h"
+#include "base/version.h"
 #include "cli/commands.h"
 #include "compile/plan.h"
 
@@ -24,8 +25,6 @@ const std::vector<Command>& command_table() {
 }
 
 namespace {
-
-constexpr std::string_view kVersion = "0.1.0";
 
 void print_help() {
   std::cout << "npu-lora " << kVersion

@@ -1,7 +1,13 @@
 // From a model and options to a runner that is ready.
 #include "train/session.h"
 
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
 #include "base/log.h"
+#include "ops/ops.h"
+#include "train/device_buffers.h"
 
 namespace npu {
 
@@ -64,6 +70,35 @@ MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& gra
   memory.head = 3 * o.loss_rows * (graphs.chunks.empty() ? 0 : graphs.chunks[0]) * 4;
   memory.optimizer = o.train ? layers * adapter_elements * 16 : 0;
   return memory;
+}
+
+double host_matmul_rate(const ModelConfig& config, const LayerOptions& options, int threads) {
+  Builder builder("matmul_rate");
+  const int64_t rows_M = options.batch * options.seq_len;
+  const Value x = builder.input("x", {DType::kF32, {rows_M, config.hidden_size}});
+  const Value w = builder.input("w", {DType::kF32, {config.intermediate_size, config.hidden_size}});
+  builder.output("y", ops::matmul(x, w, {.transpose_rhs = true}));
+  const Graph graph = std::move(builder).build();
+  const auto backend = make_backend("cpu").take();
+  const auto device = backend->open({.threads = threads}).take();
+  const auto executable = device->load(backend->compile(graph, {}).take(), graph).take();
+  std::vector<DeviceTensor> values;
+  for (const NodeId id : graph.inputs()) {
+    values.push_back(allocate_tensor(*device, graph.node(id).type, "matmul rate"));
+  }
+  values.push_back(
+      allocate_tensor(*device, graph.node(graph.outputs()[0].node).type, "matmul rate"));
+  Buffer* const inputs[] = {values[0].buffer.get(), values[1].buffer.get()};
+  Buffer* const outputs[] = {values[2].buffer.get()};
+  double best_seconds = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < 5; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    device->wait(device->submit(*executable, inputs, outputs).take());
+    best_seconds =
+        std::min(best_seconds,
+                 std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return graph.contraction_flops() / best_seconds;
 }
 
 Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options,

@@ -49,6 +49,10 @@ struct MemoryEstimate {
 };
 MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs);
 
+// Floating-point operations a second that one product of this model's sizes reaches on the host:
+// what `plan` estimates with. Takes a few hundredths of a second.
+double host_matmul_rate(const ModelConfig& config, const LayerOptions& options, int threads);
+
 // `--recompute auto`: keep activations when the estimate fits in `available_bytes`, else recompute.
 Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options,
                            int64_t available_bytes);
