@@ -25,13 +25,13 @@ stage_lint() {
 stage_release() {
   cmake --preset release -DNPU_TESTS=ON >"$results/release-configure.log"
   cmake --build --preset release
-  ctest --preset release "${ctest_output[@]}" --output-junit "$results/ctest-release.xml"
+  ctest --preset release -j "$(nproc)" "${ctest_output[@]}" --output-junit "$results/ctest-release.xml"
 }
 
 stage_sanitize() {
   cmake --preset sanitize >"$results/sanitize-configure.log"
   cmake --build --preset sanitize
-  ctest --preset sanitize "${ctest_output[@]}" --output-junit "$results/ctest-sanitize.xml"
+  ctest --preset sanitize -j "$(nproc)" "${ctest_output[@]}" --output-junit "$results/ctest-sanitize.xml"
 }
 
 stage_interop() {
