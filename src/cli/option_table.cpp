@@ -42,7 +42,8 @@ constexpr OptionSpec kTable[] = {
     {"batch", kInteger, "1", "N", "train compile plan eval",
      "sequences a micro-batch, inside the graph"},
     {"loss-rows", kInteger, "0", "N", kRuns,
-     "rows with loss that pass the head at a time; 0 = chosen from the data; all rows in compile and plan"},
+     "rows with loss that pass the head at a time; 0 = chosen from the data; all rows in compile "
+     "and plan"},
     {"vocab-chunk", kInteger, "16384", "N", kRuns,
      "largest number of vocabulary columns a head graph takes"},
     // The adapter.
