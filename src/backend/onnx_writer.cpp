@@ -7,6 +7,7 @@
 
 #include "backend/graph_writers.h"
 #include "backend/lowering.h"
+#include "ops/rows.h"
 
 namespace npu {
 namespace {
@@ -44,27 +45,6 @@ class Message {
   std::string bytes_;
 };
 
-// TensorProto.DataType
-int64_t onnx_element(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return 1;
-    case DType::kU8:
-      return 2;
-    case DType::kI32:
-      return 6;
-    case DType::kI64:
-      return 7;
-    case DType::kPred:
-      return 9;
-    case DType::kF16:
-      return 10;
-    case DType::kBF16:
-      return 16;
-  }
-  NPU_CHECK(false, "unknown dtype");
-}
-
 Message attribute_message(const std::string& name, const AttrValue& value) {
   enum AttributeType { kFloat = 1, kInt = 2, kString = 3, kInts = 7 };
   Message attribute;
@@ -94,7 +74,7 @@ Message value_info(const std::string& name, const TensorType& type) {
     shape.message(1, dimension);
   }
   Message tensor_type, any_type, info;
-  tensor_type.integer(1, onnx_element(type.dtype));
+  tensor_type.integer(1, ops::onnx_dtype(type.dtype));
   tensor_type.message(2, shape);
   any_type.message(1, tensor_type);
   info.text(1, name);
@@ -131,7 +111,7 @@ class OnnxWriter : public GraphWriter {
     const std::string name = fresh_name("Const");
     Message tensor;
     for (const int64_t dim : type.shape) tensor.integer(1, dim);
-    tensor.integer(2, onnx_element(type.dtype));
+    tensor.integer(2, ops::onnx_dtype(type.dtype));
     tensor.text(8, name);
     tensor.text(9, bytes);
     graph_.message(5, tensor);

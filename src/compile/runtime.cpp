@@ -1,8 +1,8 @@
 // Loading a plan's executables and running its graphs. Names are resolved at load: a run only fills
 // in the bound buffers and submits.
 #include <algorithm>
-#include <chrono>
 
+#include "base/clock.h"
 #include "compile/arena.h"
 #include "compile/plan.h"
 
@@ -32,21 +32,6 @@ struct Step {
 struct LoadedGraph {
   std::vector<Slot> slots;
   std::vector<Step> steps;
-};
-
-// Adds the time from its birth to its death.
-class Stopwatch {
- public:
-  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
-  ~Stopwatch() {
-    seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double& seconds_;
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
 class SlotTable {

@@ -2,11 +2,11 @@
 #include "train/runner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <optional>
 
+#include "base/clock.h"
 #include "train/batch_inputs.h"
 #include "train/device_model.h"
 #include "train/head.h"
@@ -14,23 +14,6 @@
 
 namespace npu {
 namespace {
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-// Adds the time of a scope to a counter.
-class Stopwatch {
- public:
-  explicit Stopwatch(double& total) : total_(total), start_(seconds_now()) {}
-  ~Stopwatch() { total_ += seconds_now() - start_; }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double& total_;
-  double start_;
-};
 
 void add_into(Tensor& sum_f32, const Tensor& term) {
   const auto to = sum_f32.mutable_values<float>();

@@ -2,17 +2,14 @@
 #include "train/trainer.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "base/clock.h"
+
 namespace npu {
 namespace {
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 int64_t real_tokens(const Batch& batch) {
   return std::count_if(batch.segments.begin(), batch.segments.end(),
