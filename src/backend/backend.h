@@ -31,6 +31,8 @@ struct Traits {
   bool deterministic = true;            // equal inputs give equal bits
   double launch_seconds = 0;            // cost of one call, for plan
   bool widens_weights = false;          // 16-bit weights are widened inside matmuls at no cost
+  // Passes of transform/legalise.h, by name, that its compiler needs after the default ones.
+  std::vector<std::string> legalise;
 };
 
 struct CompileOptions {
@@ -77,6 +79,9 @@ class Device {
   virtual Result<Ticket> submit(Executable& executable, std::span<Buffer* const> inputs,
                                 std::span<Buffer* const> outputs) = 0;
   virtual std::optional<Error> wait(Ticket ticket) = 0;
+
+  // What the last finished call took by the device's own clock; nothing where only the wall knows.
+  virtual std::optional<double> last_call_seconds() const { return std::nullopt; }
 };
 
 struct DeviceOptions {

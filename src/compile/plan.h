@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -113,6 +114,17 @@ class Runtime {
   // inputs may share a buffer; a buffer that is written must be bound once. Values that cross parts
   // live in memory that the runtime owns and shares between graphs.
   std::optional<Error> run(std::string_view graph, const Bindings& bindings);
+
+  // One finished call of a part. Inputs still hold what the part read; buffers are of device(), or
+  // of host memory for parts on the host. Both in the order of the distinct part's graph.
+  struct PartCall {
+    const PlannedGraph& graph;
+    size_t part;  // index into graph.parts
+    std::span<Buffer* const> inputs, outputs;
+    double seconds;  // by the device's clock where it has one, else by the wall
+  };
+  // Called after every part while set: to capture, to compare, to time. Null: nothing is called.
+  void set_probe(std::function<void(const PartCall&)> probe);
 
   // Wall time since the last reset: inside the device's calls, inside calls of parts on the host,
   // and in copies between the two.

@@ -124,6 +124,7 @@ struct Runtime::State {
   std::shared_ptr<Buffer> arena;  // of the temporaries of whichever graph is running
   std::vector<Device::Ticket> pending;
   Timing timing;
+  std::function<void(const PartCall&)> probe;
 
   std::optional<Error> open(Backend& backend, const DeviceOptions& options);
   std::optional<Error> load_parts(Backend& backend, const DeviceOptions& options);
@@ -136,6 +137,8 @@ struct Runtime::State {
   std::optional<Error> host_buffer(Slot& slot, Buffer*& buffer);
   std::optional<Error> run_on_host(LoadedGraph& graph, Step& step);
   std::optional<Error> drain();
+  std::optional<Error> run_step(LoadedGraph& graph, Step& step);
+  std::optional<Error> run_probed(LoadedGraph& graph, const PlannedGraph& planned, size_t part);
 };
 
 std::optional<Error> Runtime::State::open(Backend& backend, const DeviceOptions& options) {
@@ -328,6 +331,27 @@ std::optional<Error> Runtime::State::run_on_host(LoadedGraph& graph, Step& step)
   return std::nullopt;
 }
 
+std::optional<Error> Runtime::State::run_step(LoadedGraph& graph, Step& step) {
+  ++timing.launches;
+  return step.on_host ? run_on_host(graph, step) : run_on_device(graph, step);
+}
+
+// Waits for each part, so that its time is its own and its values are there to be looked at.
+std::optional<Error> Runtime::State::run_probed(LoadedGraph& graph, const PlannedGraph& planned,
+                                                size_t part) {
+  Step& step = graph.steps[part];
+  double wall_seconds = 0;
+  {
+    const Stopwatch watch(wall_seconds);
+    if (auto error = run_step(graph, step)) return error;
+    if (auto error = drain()) return error;
+  }
+  const auto device_clock = step.on_host ? std::optional<double>() : device->last_call_seconds();
+  probe({planned, part, step.input_buffers, step.output_buffers,
+         device_clock.value_or(wall_seconds)});
+  return std::nullopt;
+}
+
 Runtime::Runtime() : state_(std::make_unique<State>()) {}
 Runtime::~Runtime() = default;
 
@@ -348,10 +372,10 @@ std::optional<Error> Runtime::run(std::string_view graph, const Bindings& bindin
   LoadedGraph& loaded = found->second;
   state_->bind(loaded, bindings);
   std::optional<Error> failure;
-  for (Step& step : loaded.steps) {
-    failure =
-        step.on_host ? state_->run_on_host(loaded, step) : state_->run_on_device(loaded, step);
-    ++state_->timing.launches;
+  for (size_t i = 0; i < loaded.steps.size(); ++i) {
+    Step& step = loaded.steps[i];
+    failure = state_->probe ? state_->run_probed(loaded, state_->plan.graph(graph), i)
+                            : state_->run_step(loaded, step);
     if (!failure) continue;
     failure->where = step.name + " on " + (step.on_host ? "the host" : state_->device_name) + ": " +
                      failure->where;
@@ -360,6 +384,10 @@ std::optional<Error> Runtime::run(std::string_view graph, const Bindings& bindin
   // Also after a failure: calls in flight still use the buffers.
   if (auto error = state_->drain(); error && !failure) failure = std::move(error);
   return failure;
+}
+
+void Runtime::set_probe(std::function<void(const PartCall&)> probe) {
+  state_->probe = std::move(probe);
 }
 
 const Runtime::Timing& Runtime::timing() const { return state_->timing; }
