@@ -55,12 +55,12 @@ Batch read_batch(const std::string& path, const ModelConfig& config) {
   return batch;
 }
 
-Batch random_batch(const ModelConfig& config, int64_t seq_len, uint64_t seed) {
+Batch random_batch(const ModelConfig& config, int64_t sequences, int64_t seq_len, uint64_t seed) {
   const RandomStream random(seed, "check batch");
   Batch batch;
-  batch.batch = 1;
+  batch.batch = sequences;
   batch.seq_len = seq_len;
-  for (int64_t i = 0; i < seq_len; ++i) {
+  for (int64_t i = 0; i < batch.rows(); ++i) {
     batch.input_ids.push_back(static_cast<int32_t>(random.bits(static_cast<uint64_t>(i)) %
                                                    static_cast<uint64_t>(config.vocab_size)));
   }
@@ -81,7 +81,7 @@ void fill_positions(Batch& batch) {
 
 }  // namespace
 
-CheckInputs read_check_inputs(const Options& options) {
+CheckInputs read_check_inputs(const Options& options, int64_t batch) {
   CheckInputs in;
   const bool random = options.has("random-weights");
   HfModel model = open_model(options, !random);
@@ -111,7 +111,7 @@ CheckInputs read_check_inputs(const Options& options) {
                            : init_lora(in.config, in.lora, c.seed, kCheckBStd);
     c.batch = options.has("batch-file")
                   ? read_batch(options.text("batch-file"), in.config)
-                  : random_batch(in.config, options.integer("seq-len", 2), c.seed);
+                  : random_batch(in.config, batch, options.integer("seq-len", 2), c.seed);
     fill_positions(c.batch);
     in.cases.push_back(std::move(c));
   }

@@ -25,7 +25,8 @@ struct CheckInputs {
   std::vector<CheckCase> cases;  // --seeds of them
 };
 // --model with --random-weights or its own, --layers, --adapter, --batch-file, --seed, --seeds.
-CheckInputs read_check_inputs(const Options& options);
+// A batch that is drawn has `batch` sequences of --seq-len tokens.
+CheckInputs read_check_inputs(const Options& options, int64_t batch = 1);
 
 // The run under check, with what it takes from the backend's traits filled in.
 SessionOptions check_session(const Options& options, const CheckInputs& in);

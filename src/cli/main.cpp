@@ -18,6 +18,9 @@ const std::vector<Command>& command_table() {
       {{"eval", "Accuracy or loss of a model or adapter on JSON lines", ""}, cmd_eval},
       {{"data", "Show rows as tokens, with the trained ones marked", "FILE"}, cmd_data},
       {{"convert", "Turn a GGUF file into a Hugging Face directory", "GGUF"}, cmd_convert},
+      {{"diagnose", "Find what a compiler fails on and which parts are wrong; write cases",
+        "ACTION"},
+       cmd_diagnose},
       {{"ir", "Read a graph, run passes on it, print it", "FILE"}, cmd_ir},
       {{"doctor", "Say what is installed and usable, and how to install the rest", ""}, cmd_doctor},
   };

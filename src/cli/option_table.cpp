@@ -40,7 +40,7 @@ constexpr OptionSpec kTable[] = {
     // Shapes.
     {"seq-len", kInteger, "512", "N", "train check compile plan eval data diagnose",
      "tokens a sequence, fixed when graphs are compiled"},
-    {"batch", kInteger, "1", "N", "train compile plan eval",
+    {"batch", kInteger, "1", "N", "train compile plan eval diagnose",
      "sequences a micro-batch, inside the graph"},
     {"loss-rows", kInteger, "0", "N", kRuns,
      "rows with loss that pass the head at a time; 0 = chosen from the data; all rows in compile "

@@ -13,6 +13,17 @@ namespace {
 
 using Kind = CompileOutcome::Kind;
 
+constexpr std::string_view kUnsupported = "unsupported: ";
+
+// A graph with one node less compiles, so its last node completes the failure; where the backend
+// itself points at an op, that one is meant.
+std::string failing_op(const FailingPart& part) {
+  const std::string& reason = part.smallest.outcome.reason;
+  if (!reason.starts_with(kUnsupported)) return part.ops.back();
+  const std::string rest = reason.substr(kUnsupported.size());
+  return rest.substr(0, rest.find(':'));
+}
+
 std::string seconds_text(double seconds) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f s", seconds);
@@ -51,20 +62,29 @@ CompileOutcome TrialCompiler::run(const Graph& graph, const std::string& text, d
   return std::move(result.outcome);
 }
 
-CompileOutcome TrialCompiler::compile(const Graph& graph, double seconds_limit) {
-  {
-    const std::lock_guard lock(backend_mutex_);
-    for (size_t id = 0; id < graph.nodes().size(); ++id) {
-      const Node& node = graph.nodes()[id];
-      if (node.is_input()) continue;
-      const auto reason = backend_.unsupported(graph, static_cast<NodeId>(id));
-      if (!reason) continue;
-      CompileOutcome outcome;
-      outcome.kind = Kind::kRejected;
-      outcome.reason = "unsupported: " + std::string(node.op->name) + ": " + *reason;
-      return outcome;
-    }
+std::optional<CompileOutcome> TrialCompiler::unsupported(const Graph& graph) {
+  const std::lock_guard lock(backend_mutex_);
+  for (size_t id = 0; id < graph.nodes().size(); ++id) {
+    const Node& node = graph.nodes()[id];
+    if (node.is_input()) continue;
+    const auto reason = backend_.unsupported(graph, static_cast<NodeId>(id));
+    if (!reason) continue;
+    CompileOutcome outcome;
+    outcome.kind = Kind::kRejected;
+    outcome.reason = std::string(kUnsupported) + std::string(node.op->name) + ": " + *reason;
+    return outcome;
   }
+  return std::nullopt;
+}
+
+CompileOutcome TrialCompiler::build(const Graph& graph) {
+  if (auto outcome = unsupported(graph)) return std::move(*outcome);
+  bool lasting = true;
+  return run(graph, print_graph(graph), settings_.seconds_limit, lasting);
+}
+
+CompileOutcome TrialCompiler::compile(const Graph& graph, double seconds_limit) {
+  if (auto outcome = unsupported(graph)) return std::move(*outcome);
   const std::string text = print_graph(graph);
   CacheKey key;
   key.add("use", "diagnose");
@@ -144,6 +164,7 @@ std::vector<FailingPart> first_failing_nodes(const Plan& plan, const std::string
     for (const Node& node : part.smallest.graph.nodes()) {
       if (!node.is_input()) part.ops.emplace_back(node.op->name);
     }
+    part.op = failing_op(part);
     part.outcome = std::move(outcomes[n]);
     failing.push_back(std::move(part));
   }

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,12 +18,16 @@ class TrialCompiler {
  public:
   // Error (UserError): the compiler is not there.
   TrialCompiler(Backend& backend, const CompileOptions& options, const CompileSettings& settings);
+  // The verdict alone, without the blob.
   CompileOutcome compile(const Graph& graph, double seconds_limit);
+  // With the blob, and not from the cache.
+  CompileOutcome build(const Graph& graph);
   // A graph smaller than one that took this long is taken to hang after ten times that, and at
   // least ten seconds: searching a hang must not take `settings.seconds_limit` a step.
   double trial_seconds_limit() const;
 
  private:
+  std::optional<CompileOutcome> unsupported(const Graph& graph);
   CompileOutcome run(const Graph& graph, const std::string& text, double seconds_limit,
                      bool& lasting);
 
@@ -41,7 +46,8 @@ struct FailingPart {
   size_t nodes = 0;        // of the part, without inputs
   CompileOutcome outcome;  // of the part
   ShrunkGraph smallest;
-  std::vector<std::string> ops;  // of the smallest graph, in order; the last completes the failure
+  std::vector<std::string> ops;  // of the smallest graph, in order
+  std::string op;                // the one to name: what the backend names, else the last
 };
 
 // Parts of `plan` that fail, in its order; `only` names one part (any of its uses), "" means all.

@@ -39,12 +39,6 @@ bool is_biased(const OutputError& e) {
          std::abs(e.bias) > 0.25 + 4 / std::sqrt(static_cast<double>(e.differing));
 }
 
-PartVerdict verdict_of(const OutputError& e, double limit) {
-  if (e.nan + e.inf > 0) return PartVerdict::kNotFinite;
-  if (e.rel > limit) return PartVerdict::kError;
-  return is_biased(e) ? PartVerdict::kBiased : PartVerdict::kPass;
-}
-
 // Not-finite first, then errors, then bias.
 int rank(PartVerdict verdict) {
   switch (verdict) {
@@ -60,7 +54,64 @@ int rank(PartVerdict verdict) {
   return 3;
 }
 
+// Running sums of one output.
+struct Sums {
+  OutputError error;
+  double signed_sum = 0, absolute_sum = 0, ulp_sum = 0;
+
+  void add(const Tensor& result, const Tensor& judged);
+};
+
+void Sums::add(const Tensor& result, const Tensor& judged) {
+  const FloatFormat format = format_of(error.dtype);
+  const double smallest_normal = std::ldexp(1.0, format.min_exponent);
+  double difference_squared = 0, judged_squared = 0;
+  for (int64_t i = 0; i < result.size(); ++i) {
+    const double x = element(result, i), y = element(judged, i);
+    if (!std::isfinite(y)) continue;
+    if (!std::isfinite(x)) {
+      ++(std::isnan(x) ? error.nan : error.inf);
+      continue;
+    }
+    if (x == 0 && y != 0 && std::abs(y) < smallest_normal) ++error.flushed;
+    const double d = x - y, outward = y < 0 ? -d : d;
+    error.max_abs = std::max(error.max_abs, std::abs(d));
+    if (d != 0) ++error.differing;
+    difference_squared += d * d;
+    judged_squared += y * y;
+    if (y == 0) continue;
+    signed_sum += outward;
+    absolute_sum += std::abs(d);
+    ulp_sum += ulp(y, format);
+  }
+  error.elements += result.size();
+  if (difference_squared == 0) return;
+  error.rel =
+      std::max(error.rel, judged_squared > 0 ? std::sqrt(difference_squared / judged_squared)
+                                             : std::numeric_limits<double>::infinity());
+}
+
+OutputError with_ratios(const Sums& sums) {
+  OutputError e = sums.error;
+  if (sums.absolute_sum > 0) e.bias = sums.signed_sum / sums.absolute_sum;
+  if (sums.ulp_sum > 0) e.ulps = sums.signed_sum / sums.ulp_sum;
+  return e;
+}
+
 }  // namespace
+
+OutputError output_error(const Tensor& result, const Tensor& judged) {
+  Sums sums;
+  sums.error.dtype = judged.dtype();
+  sums.add(result, judged);
+  return with_ratios(sums);
+}
+
+PartVerdict verdict_of(const OutputError& e, double limit) {
+  if (e.nan + e.inf > 0) return PartVerdict::kNotFinite;
+  if (!(e.rel <= limit)) return PartVerdict::kError;
+  return is_biased(e) ? PartVerdict::kBiased : PartVerdict::kPass;
+}
 
 std::string_view verdict_text(PartVerdict verdict) {
   switch (verdict) {
@@ -117,43 +168,6 @@ Result<std::vector<Tensor>> run_part(Device& device, Executable& executable, con
     device.download({outputs.back().mutable_data(), outputs.back().bytes()}, *output_buffers[i]);
   }
   return outputs;
-}
-
-// Running sums of one output.
-struct PartComparer::Sums {
-  OutputError error;
-  double signed_sum = 0, absolute_sum = 0, ulp_sum = 0;
-
-  void add(const Tensor& result, const Tensor& judged);
-};
-
-void PartComparer::Sums::add(const Tensor& result, const Tensor& judged) {
-  const FloatFormat format = format_of(error.dtype);
-  const double smallest_normal = std::ldexp(1.0, format.min_exponent);
-  double difference_squared = 0, judged_squared = 0;
-  for (int64_t i = 0; i < result.size(); ++i) {
-    const double x = element(result, i), y = element(judged, i);
-    if (!std::isfinite(y)) continue;
-    if (!std::isfinite(x)) {
-      ++(std::isnan(x) ? error.nan : error.inf);
-      continue;
-    }
-    if (x == 0 && y != 0 && std::abs(y) < smallest_normal) ++error.flushed;
-    const double d = x - y, outward = y < 0 ? -d : d;
-    error.max_abs = std::max(error.max_abs, std::abs(d));
-    if (d != 0) ++error.differing;
-    difference_squared += d * d;
-    judged_squared += y * y;
-    if (y == 0) continue;
-    signed_sum += outward;
-    absolute_sum += std::abs(d);
-    ulp_sum += ulp(y, format);
-  }
-  error.elements += result.size();
-  if (difference_squared == 0) return;
-  error.rel =
-      std::max(error.rel, judged_squared > 0 ? std::sqrt(difference_squared / judged_squared)
-                                             : std::numeric_limits<double>::infinity());
 }
 
 struct PartComparer::Judged {
@@ -216,10 +230,7 @@ PartError PartComparer::summary(const Judged& part) const {
     return limit_.value_or(part_error_limit(e.dtype, compute_));
   };
   for (const Sums& sums : part.outputs) {
-    OutputError e = sums.error;
-    if (sums.absolute_sum > 0) e.bias = sums.signed_sum / sums.absolute_sum;
-    if (sums.ulp_sum > 0) e.ulps = sums.signed_sum / sums.ulp_sum;
-    result.outputs.push_back(std::move(e));
+    result.outputs.push_back(with_ratios(sums));
   }
   std::ranges::stable_sort(result.outputs, [&](const OutputError& a, const OutputError& b) {
     const double x = limit_of(a), y = limit_of(b);

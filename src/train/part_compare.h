@@ -27,8 +27,14 @@ struct OutputError {
   int64_t flushed = 0;       // zeros of the part where the judge has a subnormal number
 };
 
+// Of one result alone.
+OutputError output_error(const Tensor& result, const Tensor& judged);
+
 enum class PartVerdict { kPass, kError, kBiased, kNotFinite };
 std::string_view verdict_text(PartVerdict verdict);
+// Biased: at least 64 elements differ by more than the noise of f32 sums, and |bias| is above 0.25
+// plus four times what chance gives that many.
+PartVerdict verdict_of(const OutputError& error, double limit);
 
 struct PartError {
   std::string part, group;  // first use, "layer_fwd.2"
@@ -57,7 +63,6 @@ class PartComparer {
 
  private:
   struct Judged;
-  struct Sums;
   Judged& judged(const Runtime::PartCall& call);
   PartError summary(const Judged& part) const;
 
