@@ -205,3 +205,9 @@ def test_first_failing_node_of_an_unsupported_dtype(run, geometry, tmp_path):
 def test_usage(run, words, piece, tmp_path):
     done = run("diagnose", *words, "--model", TINY, "--backend", "cpu", "--seq-len", 32, expect=2)
     assert piece in done.stderr.splitlines()[-1]
+
+
+def test_help_names_the_actions(run):
+    text = run("diagnose", "--help").stdout
+    for action in ("first-failing-node", "compare-parts", "repro PART"):
+        assert action in text
