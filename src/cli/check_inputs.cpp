@@ -150,6 +150,10 @@ SessionOptions fp32_session(const SessionOptions& session, const ModelConfig& co
   return fp32;
 }
 
+DType device_precision(const SessionOptions& session) {
+  return make_backend(session.backend).take()->traits().precision;
+}
+
 std::vector<RunResult> run_cases(ModelRunner& runner, const CheckInputs& in) {
   std::vector<RunResult> results;
   for (const CheckCase& c : in.cases) {

@@ -35,6 +35,9 @@ SessionOptions reference_session(const SessionOptions& session, const std::strin
 // f32 throughout, with the weights as they are stored.
 SessionOptions fp32_session(const SessionOptions& session, const ModelConfig& config);
 
+// Traits::precision of the session's backend.
+DType device_precision(const SessionOptions& session);
+
 // Every case on one runner.
 std::vector<RunResult> run_cases(ModelRunner& runner, const CheckInputs& in);
 std::vector<RunResult> run_session(const SessionOptions& session, const CheckInputs& in,

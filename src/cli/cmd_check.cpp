@@ -101,7 +101,7 @@ class Check {
     std::optional<PartComparer> comparer;
     if (judge_parts && wanted != "never" && (cheap || wanted == "always")) {
       comparer.emplace(runtime.plan(), runtime.device(), report_.reference,
-                       *session_.activation_dtype, std::nullopt, session_.threads);
+                       device_precision(session_), std::nullopt, session_.threads);
       runtime.set_probe([&comparer](const Runtime::PartCall& call) { comparer->compare(call); });
     }
     device_ = run_cases(*runner, in_);

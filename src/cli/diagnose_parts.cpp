@@ -104,7 +104,7 @@ Observed observe(Backend& backend, const Prepared& prepared, const Graph& part,
 
 // Adds what the device did to the facts, with its errors against the reference.
 bool describe(const Graph& part, const Observed& observed, std::span<const Tensor> expected,
-              DType compute, const std::optional<double>& max_error, VendorCase& content) {
+              DType precision, const std::optional<double>& max_error, VendorCase& content) {
   content.facts.emplace_back("device", observed.status);
   if (!observed.ran) {
     content.title += " fails";
@@ -116,7 +116,7 @@ bool describe(const Graph& part, const Observed& observed, std::span<const Tenso
       "| --- | --- | --- | --- | --- | --- | --- | --- |\n";
   for (size_t i = 0; i < expected.size(); ++i) {
     const OutputError e = output_error(observed.outputs[i], expected[i]);
-    const double limit = max_error.value_or(part_error_limit(e.dtype, compute));
+    const double limit = max_error.value_or(part_error_limit(e.dtype, precision));
     const PartVerdict verdict = verdict_of(e, limit);
     if (verdict != PartVerdict::kPass && worst == PartVerdict::kPass) worst = verdict;
     const TensorType type{expected[i].dtype(), expected[i].shape()};
@@ -141,7 +141,7 @@ int diagnose_compare_parts(const Options& options) {
 
   auto runner = start_runner(in.config, session, *in.weights, options.flag("quiet"));
   Runtime& runtime = runner->runtime();
-  PartComparer comparer(runtime.plan(), runtime.device(), judge, *session.activation_dtype,
+  PartComparer comparer(runtime.plan(), runtime.device(), judge, device_precision(session),
                         max_error, session.threads);
   runtime.set_probe([&comparer](const Runtime::PartCall& call) { comparer.compare(call); });
   run_cases(*runner, in);
@@ -219,7 +219,7 @@ int diagnose_repro(const Options& options, const std::string& name) {
   std::optional<double> max_error;
   if (options.has("max-error")) max_error = options.real("max-error");
   const bool pass =
-      describe(part, observed, expected, *session.activation_dtype, max_error, content);
+      describe(part, observed, expected, backend->traits().precision, max_error, content);
   if (observed.ran) {
     content.tensors["observed.safetensors"] = named_outputs(part, observed.outputs);
   }

@@ -127,8 +127,8 @@ std::string_view verdict_text(PartVerdict verdict) {
   return "";
 }
 
-double part_error_limit(DType output, DType compute) {
-  const int bits = std::min(format_of(output).mantissa_bits, format_of(compute).mantissa_bits);
+double part_error_limit(DType output, DType precision) {
+  const int bits = std::min(format_of(output).mantissa_bits, format_of(precision).mantissa_bits);
   return bits == 23 ? 2e-4 : std::ldexp(4.0, -bits - 1);
 }
 
@@ -177,10 +177,10 @@ struct PartComparer::Judged {
 };
 
 PartComparer::PartComparer(const Plan& plan, Device& device, const std::string& judge,
-                           DType compute, std::optional<double> limit, int threads)
+                           DType precision, std::optional<double> limit, int threads)
     : plan_(plan),
       device_(device),
-      compute_(compute),
+      precision_(precision),
       limit_(limit),
       threads_(threads),
       judge_(make_backend(judge).take()),
@@ -227,7 +227,7 @@ PartError PartComparer::summary(const Judged& part) const {
   PartError result;
   result.calls = part.calls;
   const auto limit_of = [this](const OutputError& e) {
-    return limit_.value_or(part_error_limit(e.dtype, compute_));
+    return limit_.value_or(part_error_limit(e.dtype, precision_));
   };
   for (const Sums& sums : part.outputs) {
     result.outputs.push_back(with_ratios(sums));

@@ -45,16 +45,17 @@ struct PartError {
   const OutputError& worst() const { return outputs.front(); }
 };
 
-// The largest relative error that an output may have on a device that computes in `compute`: four
-// times the unit roundoff of the coarser dtype, or 2e-4 in f32 for sums in another order.
-double part_error_limit(DType output, DType compute);
+// The largest relative error that an output may have on a device whose arithmetic is as good as
+// `precision` (Traits::precision): four times the unit roundoff of the coarser dtype, or 2e-4 in
+// f32 for sums in another order.
+double part_error_limit(DType output, DType precision);
 
 // Compares calls as they happen: give it to Runtime::set_probe by reference.
 class PartComparer {
  public:
-  // Parts on the host are not judged. `judge` is the name of a CPU backend, `compute` the dtype
-  // that the device computes in. `limit` replaces part_error_limit.
-  PartComparer(const Plan& plan, Device& device, const std::string& judge, DType compute,
+  // Parts on the host are not judged. `judge` is the name of a CPU backend, `precision` as for
+  // part_error_limit, which `limit` replaces.
+  PartComparer(const Plan& plan, Device& device, const std::string& judge, DType precision,
                std::optional<double> limit, int threads);
   ~PartComparer();
   void compare(const Runtime::PartCall& call);
@@ -68,7 +69,7 @@ class PartComparer {
 
   const Plan& plan_;
   Device& device_;
-  DType compute_;
+  DType precision_;
   std::optional<double> limit_;
   int threads_;
   std::unique_ptr<Backend> judge_;
