@@ -88,6 +88,32 @@ TEST(Shrink, FindsThePatternAlone) {
   }
 }
 
+TEST(Shrink, TakesOutWhatOnlyStandsBetween) {
+  // Fails where a matmul lies anywhere behind a neg.
+  Builder b("between");
+  Value x = ops::neg(b.input("x", {DType::kF32, {4, 4}}));
+  for (int i = 0; i < 6; ++i) x = i % 2 == 0 ? ops::mul(x, b.input("w", x.type())) : ops::exp(x);
+  b.output("y", ops::exp(ops::matmul(x, x)));
+  const Graph graph = std::move(b).build();
+  const auto compile = [](const Graph& candidate) {
+    std::vector<bool> behind(candidate.nodes().size(), false);
+    for (size_t id = 0; id < behind.size(); ++id) {
+      const Node& node = candidate.nodes()[id];
+      if (node.is_input()) continue;
+      behind[id] = node.op->name == "neg";
+      for (const NodeId in : node.inputs) {
+        if (!behind[static_cast<size_t>(in)]) continue;
+        if (node.op->name == "matmul") return rejected("matmul behind neg");
+        behind[id] = true;
+      }
+    }
+    return built();
+  };
+  const ShrunkGraph result = shrink(graph, compile(graph), compile, {});
+  EXPECT_EQ(op_names(result.graph), (std::vector<std::string>{"neg", "matmul"}));
+  EXPECT_TRUE(result.minimal);
+}
+
 TEST(Shrink, KeepsAnOutputThatMatters) {
   // Fails only where a value is read and also an output.
   const auto compile = [](const Graph& graph) {

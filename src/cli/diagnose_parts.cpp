@@ -115,7 +115,7 @@ bool describe(const Graph& part, const Observed& observed, std::span<const Tenso
       "| output | type | max abs error | relative error | bias | NaN | inf | verdict |\n"
       "| --- | --- | --- | --- | --- | --- | --- | --- |\n";
   for (size_t i = 0; i < expected.size(); ++i) {
-    const OutputError e = output_error(observed.outputs[i], expected[i]);
+    const OutputError e = output_error(observed.outputs[i], expected[i], precision);
     const double limit = max_error.value_or(part_error_limit(e.dtype, precision));
     const PartVerdict verdict = verdict_of(e, limit);
     if (verdict != PartVerdict::kPass && worst == PartVerdict::kPass) worst = verdict;

@@ -24,6 +24,11 @@ FloatFormat format_of(DType dtype) {
   }
 }
 
+FloatFormat coarser(DType a, DType b) {
+  const FloatFormat x = format_of(a), y = format_of(b);
+  return x.mantissa_bits <= y.mantissa_bits ? x : y;
+}
+
 // Spacing of the numbers of a dtype around |y|.
 double ulp(double y, const FloatFormat& format) {
   return std::ldexp(1.0, std::max(std::ilogb(y), format.min_exponent) - format.mantissa_bits);
@@ -57,14 +62,15 @@ int rank(PartVerdict verdict) {
 // Running sums of one output.
 struct Sums {
   OutputError error;
+  DType precision = DType::kF32;
   double signed_sum = 0, absolute_sum = 0, ulp_sum = 0;
 
   void add(const Tensor& result, const Tensor& judged);
 };
 
 void Sums::add(const Tensor& result, const Tensor& judged) {
-  const FloatFormat format = format_of(error.dtype);
-  const double smallest_normal = std::ldexp(1.0, format.min_exponent);
+  const FloatFormat grid = coarser(error.dtype, precision);
+  const double smallest_normal = std::ldexp(1.0, format_of(error.dtype).min_exponent);
   double difference_squared = 0, judged_squared = 0;
   for (int64_t i = 0; i < result.size(); ++i) {
     const double x = element(result, i), y = element(judged, i);
@@ -82,7 +88,7 @@ void Sums::add(const Tensor& result, const Tensor& judged) {
     if (y == 0) continue;
     signed_sum += outward;
     absolute_sum += std::abs(d);
-    ulp_sum += ulp(y, format);
+    ulp_sum += ulp(y, grid);
   }
   error.elements += result.size();
   if (difference_squared == 0) return;
@@ -100,8 +106,9 @@ OutputError with_ratios(const Sums& sums) {
 
 }  // namespace
 
-OutputError output_error(const Tensor& result, const Tensor& judged) {
+OutputError output_error(const Tensor& result, const Tensor& judged, DType precision) {
   Sums sums;
+  sums.precision = precision;
   sums.error.dtype = judged.dtype();
   sums.add(result, judged);
   return with_ratios(sums);
@@ -128,7 +135,7 @@ std::string_view verdict_text(PartVerdict verdict) {
 }
 
 double part_error_limit(DType output, DType precision) {
-  const int bits = std::min(format_of(output).mantissa_bits, format_of(precision).mantissa_bits);
+  const int bits = coarser(output, precision).mantissa_bits;
   return bits == 23 ? 2e-4 : std::ldexp(4.0, -bits - 1);
 }
 
@@ -198,6 +205,7 @@ PartComparer::Judged& PartComparer::judged(const Runtime::PartCall& call) {
   part.executable = judge_device_->load(judge_->compile(graph, options).take(), graph).take();
   for (size_t i = 0; i < graph.outputs().size(); ++i) {
     Sums sums;
+    sums.precision = precision_;
     sums.error.name = planned.output_names[i];
     sums.error.dtype = graph.node(graph.outputs()[i].node).type.dtype;
     part.outputs.push_back(std::move(sums));

@@ -21,14 +21,15 @@ struct OutputError {
   double max_abs = 0;
   double rel = 0;  // ‖x − y‖₂ / ‖y‖₂ over elements finite on both sides, of the worst call
   // Rounding bias: Σ sgn(y)(x − y) / Σ|x − y| ∈ [−1, 1]. 0 is balanced, +1 rounds away from zero,
-  // −1 towards it. ulps: Σ sgn(y)(x − y) / Σ ulp(y), ulp of the output's dtype.
+  // −1 towards it. ulps: Σ sgn(y)(x − y) / Σ ulp(y), ulp of the coarser of the output's dtype and
+  // the device's precision.
   double bias = 0, ulps = 0;
   int64_t nan = 0, inf = 0;  // of the part, where the judge is finite
   int64_t flushed = 0;       // zeros of the part where the judge has a subnormal number
 };
 
 // Of one result alone.
-OutputError output_error(const Tensor& result, const Tensor& judged);
+OutputError output_error(const Tensor& result, const Tensor& judged, DType precision = DType::kF32);
 
 enum class PartVerdict { kPass, kError, kBiased, kNotFinite };
 std::string_view verdict_text(PartVerdict verdict);

@@ -5,6 +5,7 @@
 #include <cctype>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <optional>
 
 #include "base/thread_pool.h"
@@ -36,9 +37,13 @@ std::vector<std::string> plain_words(const std::string& text) {
   return words;
 }
 
-// The parts of a graph that can go one by one: its op nodes, then its outputs that are also read
-// inside (the others stand as long as their node does).
-using Kept = std::vector<bool>;
+// What a candidate keeps. Items that can go one by one: the op nodes, then the outputs that are
+// also read inside (the others stand as long as their node does). A kept node may also be bypassed:
+// its users read its operand of this number instead (-1: they read the node).
+struct Kept {
+  std::vector<bool> items;
+  std::vector<int> bypass;  // by op node
+};
 
 class Shrinker {
  public:
@@ -52,14 +57,16 @@ class Shrinker {
     for (size_t id = 0; id < graph.nodes().size(); ++id) {
       if (!graph.nodes()[id].is_input()) nodes_.push_back(static_cast<NodeId>(id));
     }
-    best_ = Kept(nodes_.size() + graph.outputs().size(), true);
+    best_.items.assign(nodes_.size() + graph.outputs().size(), true);
+    best_.bypass.assign(nodes_.size(), -1);
     best_outcome_ = failure;
   }
 
   ShrunkGraph run() {
     shorten_from_end();
     shorten_from_start();
-    const bool minimal = delta_debug();
+    bool minimal = delta_debug();
+    while (minimal && bypass_nodes()) minimal = delta_debug();
     return {part(best_), best_outcome_, compiles_, minimal};
   }
 
@@ -69,24 +76,32 @@ class Shrinker {
 
   // The kept nodes as a graph of their own.
   Graph part(const Kept& kept) const {
-    std::vector<bool> node_kept(graph_.nodes().size(), false), read(graph_.nodes().size(), false);
-    for (size_t i = 0; i < nodes_.size(); ++i) node_kept[at(nodes_[i])] = kept[i];
+    std::vector<bool> present(graph_.nodes().size(), false), read(graph_.nodes().size(), false);
+    std::vector<NodeId> stands_for(graph_.nodes().size());  // the node itself unless bypassed
+    std::iota(stands_for.begin(), stands_for.end(), 0);
     Builder builder("part");
     std::vector<Value> values(graph_.nodes().size());
     int inputs = 0;
-    for (const NodeId id : nodes_) {
-      if (!node_kept[at(id)]) continue;
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      if (!kept.items[i]) continue;
+      const NodeId id = nodes_[i];
       const Node& node = graph_.node(id);
+      if (kept.bypass[i] >= 0) {
+        stands_for[at(id)] = stands_for[at(node.inputs[static_cast<size_t>(kept.bypass[i])])];
+        continue;
+      }
       std::vector<Value> operands;
       for (const NodeId operand : node.inputs) {
-        read[at(operand)] = true;
-        if (!values[at(operand)].valid()) {
-          values[at(operand)] =
-              builder.input("i" + std::to_string(inputs++), graph_.node(operand).type);
+        const NodeId source = stands_for[at(operand)];
+        read[at(source)] = true;
+        if (!values[at(source)].valid()) {
+          values[at(source)] =
+              builder.input("i" + std::to_string(inputs++), graph_.node(source).type);
         }
-        operands.push_back(values[at(operand)]);
+        operands.push_back(values[at(source)]);
       }
       values[at(id)] = builder.apply(*node.op, std::move(operands), node.attrs);
+      present[at(id)] = true;
     }
     int outputs = 0;
     std::vector<bool> is_output(graph_.nodes().size(), false);
@@ -96,17 +111,19 @@ class Shrinker {
     };
     for (size_t i = 0; i < graph_.outputs().size(); ++i) {
       const NodeId id = graph_.outputs()[i].node;
-      if (node_kept[at(id)] && (kept[nodes_.size() + i] || !read[at(id)])) add_output(id);
+      if (present[at(id)] && (kept.items[nodes_.size() + i] || !read[at(id)])) add_output(id);
     }
     for (const NodeId id : nodes_) {
-      if (node_kept[at(id)] && !read[at(id)] && !is_output[at(id)]) add_output(id);
+      if (present[at(id)] && !read[at(id)] && !is_output[at(id)]) add_output(id);
     }
     return std::move(builder).build();
   }
 
   bool empty(const Kept& kept) const {
-    return std::find(kept.begin(), kept.begin() + static_cast<ptrdiff_t>(nodes_.size()), true) ==
-           kept.begin() + static_cast<ptrdiff_t>(nodes_.size());
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      if (kept.items[i] && kept.bypass[i] < 0) return false;
+    }
+    return true;
   }
 
   // The outcome where the graph fails in the way that is looked for.
@@ -162,8 +179,8 @@ class Shrinker {
     const Kept start = best_;
     bisect(nodes_.size(), [&](size_t length) {
       Kept kept = start;
-      std::fill(kept.begin() + static_cast<ptrdiff_t>(length),
-                kept.begin() + static_cast<ptrdiff_t>(nodes_.size()), false);
+      std::fill(kept.items.begin() + static_cast<ptrdiff_t>(length),
+                kept.items.begin() + static_cast<ptrdiff_t>(nodes_.size()), false);
       return kept;
     });
   }
@@ -171,10 +188,11 @@ class Shrinker {
   void shorten_from_start() {
     const Kept start = best_;
     size_t size = 0;
-    while (size < nodes_.size() && start[size]) ++size;
+    while (size < nodes_.size() && start.items[size]) ++size;
     bisect(size, [&](size_t length) {
       Kept kept = start;
-      std::fill(kept.begin(), kept.begin() + static_cast<ptrdiff_t>(size - length), false);
+      std::fill(kept.items.begin(), kept.items.begin() + static_cast<ptrdiff_t>(size - length),
+                false);
       return kept;
     });
   }
@@ -184,8 +202,9 @@ class Shrinker {
     size_t chunks = 2;
     while (!exhausted()) {
       std::vector<size_t> items;
-      for (size_t i = 0; i < best_.size(); ++i) {
-        if (best_[i]) items.push_back(i);
+      for (size_t i = 0; i < best_.items.size(); ++i) {
+        const bool bypassed = i < nodes_.size() && best_.bypass[i] >= 0;
+        if (best_.items[i] && !bypassed) items.push_back(i);
       }
       if (items.size() <= 1) return true;
       chunks = std::min(chunks, items.size());
@@ -193,7 +212,7 @@ class Shrinker {
       for (size_t c = 0; c < chunks; ++c) {
         Kept kept = best_;
         for (size_t i = items.size() * c / chunks; i < items.size() * (c + 1) / chunks; ++i) {
-          kept[items[i]] = false;
+          kept.items[items[i]] = false;
         }
         candidates.push_back(std::move(kept));
       }
@@ -206,6 +225,24 @@ class Shrinker {
       }
     }
     return false;
+  }
+
+  // A node between two that matter can't be cut out, but its users may do with its operand. Returns
+  // whether one did.
+  bool bypass_nodes() {
+    bool changed = false;
+    for (size_t i = 0; i < nodes_.size() && !exhausted(); ++i) {
+      if (!best_.items[i] || best_.bypass[i] >= 0) continue;
+      const Node& node = graph_.node(nodes_[i]);
+      std::vector<Kept> candidates;
+      for (size_t operand = 0; operand < node.inputs.size(); ++operand) {
+        if (graph_.node(node.inputs[operand]).type != node.type) continue;
+        candidates.push_back(best_);
+        candidates.back().bypass[i] = static_cast<int>(operand);
+      }
+      changed = take_first(candidates) || changed;
+    }
+    return changed;
   }
 
   const Graph& graph_;

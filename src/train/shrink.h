@@ -27,8 +27,9 @@ struct ShrunkGraph {
 };
 // First the shortest prefix in order of nodes that fails, then the shortest suffix of that, then
 // delta debugging (Zeller, Hildebrandt 2002: complements of ever smaller chunks) over nodes and
-// extra outputs. What is cut off below becomes an input, above an output. Every step is compiled,
-// none is assumed.
+// extra outputs; and where a node only stands between others, users that read its operand of the
+// same type instead. What is cut off below becomes an input, above an output. Every step is
+// compiled, none is assumed.
 ShrunkGraph shrink(const Graph& failing, const CompileOutcome& failure, const TryCompile& compile,
                    const ShrinkOptions& options);
 
