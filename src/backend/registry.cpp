@@ -4,6 +4,7 @@
 #include "backend/backend.h"
 #include "backend/cpu.h"
 #include "backend/openvino.h"
+#include "backend/ort.h"
 
 namespace npu {
 namespace {
@@ -19,6 +20,12 @@ constexpr BackendEntry kEntries[] = {
      probe_openvino_entry<OpenVinoDevice::kCpu>, true},
     {"cpu", "this program's own executor: OpenBLAS and fused vector loops", make_cpu, always_usable,
      true},
+    {"ort", "any CPU through ONNX Runtime", [] { return make_ort(""); },
+     [] { return probe_ort(""); }, false},
+    {"ort:CUDA", "NVIDIA GPU through ONNX Runtime", [] { return make_ort("CUDA"); },
+     [] { return probe_ort("CUDA"); }, false},
+    {"ort:QNN", "Qualcomm NPU through ONNX Runtime", [] { return make_ort("QNN"); },
+     [] { return probe_ort("QNN"); }, false},
     {"openvino:GPU", "Intel GPU through OpenVINO", make_openvino_entry<OpenVinoDevice::kGpu>,
      probe_openvino_entry<OpenVinoDevice::kGpu>, false},
     {"cpu:reference", "the definition of every op, slow; judges the others", make_cpu_reference,
