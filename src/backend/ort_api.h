@@ -17,7 +17,7 @@ namespace npu {
 
 constexpr VendorLibrary kOrtLibrary = {
     "onnxruntime", "libonnxruntime.so", "onnxruntime/capi", "NPU_LORA_ONNXRUNTIME",
-    "pip install onnxruntime==1.31.1, or set NPU_LORA_ONNXRUNTIME to libonnxruntime.so.*"};
+    "pip install onnxruntime==1.32.0, or set NPU_LORA_ONNXRUNTIME to libonnxruntime.so.*"};
 
 // Opaque types of the library.
 struct OrtSession;
