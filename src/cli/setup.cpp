@@ -193,6 +193,12 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   session.compile.cache_dir = cache_directory(options);
   session.compile.jobs = static_cast<int>(options.integer("jobs", 1, 256));
   session.compile.seconds_limit = options.real("compile-timeout");
+  session.compile.seconds_budget = options.real("compile-budget");
+  if (session.compile.seconds_budget < 0) {
+    fail(ErrorKind::kUsage, "--compile-budget", "must not be negative",
+         options.text("compile-budget"));
+  }
+  session.compile.adaptive_cut = !options.flag("no-adaptive-cut");
   session.compile.expect_cached = options.flag("expect-cached");
   session.compile.worker = {self_executable(), "compile-worker"};
   // Weights follow the activations unless asked otherwise. Where widening is free they stay as they

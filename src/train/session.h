@@ -37,6 +37,8 @@ Prepared prepare(const ModelConfig& config, SessionOptions options);
 
 // Compiles (or takes from the cache) every distinct part. Throws when `expect_cached` was broken.
 CompileReport compile(Prepared& prepared);
+// The cut and placement that compile() would come to, as far as the cache knows; compiles nothing.
+CompileReport recall(Prepared& prepared);
 
 // Loads parts and weights. The prepared plan is consumed.
 std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
