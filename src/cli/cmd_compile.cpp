@@ -13,6 +13,7 @@ namespace {
 struct Planned {
   ModelConfig config;
   Prepared prepared;
+  std::optional<Placement> placement;  // with --host-parts auto, when it is known
 };
 
 // Graphs of a training run at the given sizes; needs the model's config only.
@@ -27,6 +28,7 @@ Planned plan_training(const Options& options) {
   session.graphs.loss_rows = asked > 0 ? std::min(asked, rows) : rows;
   session.graphs.eval = true;
   resolve_recompute(options, out.config, session);
+  out.placement = recall_placement(out.config, session);
   out.prepared = prepare(out.config, session);
   return out;
 }
@@ -42,19 +44,9 @@ struct GroupRow {
 
 std::vector<GroupRow> group_rows(const ModelConfig& config, const Prepared& prepared) {
   std::vector<GroupRow> rows;
-  const int64_t layers = config.num_hidden_layers;
   for (const PlannedGraph& graph : prepared.plan.graphs) {
-    GroupRow row{graph.group, graph.name, graph.parts.size(), 0, 1, 0, {}, graph.parts};
-    if (graph.name == kLayerForward) row.calls_per_step = layers;
-    if (graph.name == kLayerBackward) row.calls_per_step = layers - 1;
-    if (graph.name == kLayerEval || graph.name.starts_with(kCeStats)) row.calls_per_step = 0;
-    if (graph.name.starts_with(kCeGrad)) {
-      const auto& chunks = prepared.graphs.chunks;
-      row.calls_per_step = 0;
-      for (size_t i = 0; i < chunks.size(); ++i) {
-        if (prepared.graphs.head_graph(kCeGrad, i) == graph.name) ++row.calls_per_step;
-      }
-    }
+    GroupRow row{graph.group, graph.name, graph.parts.size(), 0, 0, 0, {}, graph.parts};
+    row.calls_per_step = prepared.graphs.calls_per_step(graph.name, config.num_hidden_layers);
     row.flops = graph.graph.contraction_flops();
     for (const PlannedPart& part : graph.parts) {
       if (!part.on_host) continue;
@@ -137,7 +129,8 @@ int cmd_plan(const Options& options) {
   Planned planned = plan_training(options);
   recall(planned.prepared);
   const std::vector<GroupRow> rows = group_rows(planned.config, planned.prepared);
-  const Json json = plan_json(planned.config, planned.prepared, rows);
+  Json json = plan_json(planned.config, planned.prepared, rows);
+  if (planned.placement) json["placement"] = Json::parse(print_placement(*planned.placement));
   if (options.flag("json")) {
     std::cout << json.dump(2) << "\n";
     return 0;
@@ -165,6 +158,10 @@ int cmd_plan(const Options& options) {
         std::cout << "; " << part.host_reason;
       std::cout << "\n";
     }
+  }
+  if (planned.placement) {
+    std::cout << "\nplacement, measured on " << planned.placement->machine << ":\n";
+    for (const std::string& line : describe(*planned.placement)) std::cout << "  " << line << "\n";
   }
   std::cout << "\nmemory MiB: weights " << mib(json["memory"]["weights"]) << ", activations "
             << mib(json["memory"]["activations"]) << ", kept for backward "

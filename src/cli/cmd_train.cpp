@@ -15,6 +15,7 @@
 #include "cli/run_log.h"
 #include "cli/scoring.h"
 #include "io/dataset.h"
+#include "train/device_errors.h"
 #include "train/lora_state.h"
 
 namespace npu {
@@ -60,6 +61,7 @@ void check_ranges(const Options& options) {
        {"save-every", "eval-every", "warmup", "loss-rows", "skip-bad-rows", "seed"}) {
     options.integer(name, 0);
   }
+  options.choice("on-device-error", {"stop", "host"});
   if (options.real("grad-clip") < 0) {
     fail(ErrorKind::kUsage, "--grad-clip", "must not be negative", options.text("grad-clip"));
   }
@@ -262,7 +264,7 @@ class Loop {
     for (int64_t i = 0; i < run_.options.integer("accum", 1); ++i) {
       micro_batches.push_back(batcher_.next());
     }
-    Result<StepReport> report = trainer_.train_step(micro_batches);
+    Result<StepReport> report = step(micro_batches);
     if (!report.ok()) {
       // The update did not happen, so this checkpoint repeats the step when it is resumed.
       save();
@@ -278,6 +280,16 @@ class Loop {
                      std::to_string(trainer_.bad_steps_in_a_row()) + " steps in a row",
                  "", "a lower --lr, --warmup, or `npu-lora check` on this backend");
     }
+  }
+
+  Result<StepReport> step(std::span<const Batch> micro_batches) {
+    if (run_.options.text("on-device-error") == "stop") return trainer_.train_step(micro_batches);
+    return step_moving_failures(
+        trainer_, runner_.runtime(), micro_batches,
+        [this](const std::string& group, const Error& error) {
+          log_warn("train", group + " moves to the host: " + error.text());
+          log_.event("moved_to_host", {{"group", group}, {"error", error.text()}}, trainer_.step());
+        });
   }
 
   double epoch() const {
@@ -335,7 +347,8 @@ int cmd_train(const Options& options) {
         1,
         std::llround(std::ceil(micro_batches / static_cast<double>(options.integer("accum", 1)))));
   }
-  const SessionOptions session = run.session(batcher);
+  SessionOptions session = run.session(batcher);
+  resolve_placement(run.model.config, session, *run.model.weights);
   auto runner = start_runner(run.model.config, session, *run.model.weights, options.flag("quiet"));
   // Before this there is nothing to save, so a signal just ends the program.
   install_stop_signals();

@@ -24,7 +24,10 @@ constexpr OptionSpec kTable[] = {
     {"max-mm", kInteger, "", "N", kRuns,
      "matmuls per compiled part; 0 = no limit [backend's own limit]"},
     {"host-parts", kText, "", "GROUPS", kRuns,
-     "groups that run on the host: fwd,bwd,rms,rms-bwd,ce-stats,ce-grad, or none [backend's own]"},
+     "groups that run on the host: fwd,bwd,rms,rms-bwd,ce-stats,ce-grad, or none, or auto: by "
+     "measured error and time [backend's own]"},
+    {"on-device-error", kText, "stop", "WHAT", "train",
+     "stop with a checkpoint, or host: move the group that failed to the host and go on"},
     {"numerics", kText, "hf", "MODE", kRuns,
      "where activations round: hf (after each op, as transformers) or fp32 (nowhere)"},
     {"dtype", kText, "", "TYPE", kRuns,

@@ -176,14 +176,14 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   if (options.has("max-mm")) session.max_contractions = options.integer("max-mm", 0);
   if (options.has("host-parts")) {
     const std::string text = options.text("host-parts");
-    static const std::vector<std::string> kGroups = {"fwd",     "bwd",      "rms",
-                                                     "rms-bwd", "ce-stats", "ce-grad"};
-    session.host_groups.emplace();
+    session.auto_placement = text == "auto";
+    if (!session.auto_placement) session.host_groups.emplace();
     for (const std::string& group : split_words(text, ',')) {
-      if (text == "none") break;
-      if (std::find(kGroups.begin(), kGroups.end(), group) == kGroups.end()) {
+      if (text == "none" || text == "auto") break;
+      if (std::find(kPlacementGroups.begin(), kPlacementGroups.end(), group) ==
+          kPlacementGroups.end()) {
         fail(ErrorKind::kUsage, "--host-parts", "unknown group", "'" + group + "'",
-             "use fwd, bwd, rms, rms-bwd, ce-stats, ce-grad, or none");
+             "use fwd, bwd, rms, rms-bwd, ce-stats, ce-grad, or none, or auto");
       }
       session.host_groups->insert(group);
     }
@@ -223,6 +223,28 @@ void resolve_recompute(const Options& options, const ModelConfig& config, Sessio
   } else {
     session.graphs.recompute = mode == "none" ? Recompute::kNone : Recompute::kLayer;
   }
+}
+
+void resolve_placement(const ModelConfig& config, SessionOptions& session,
+                       const WeightStore& weights) {
+  if (!session.auto_placement) return;
+  const Placement placement = find_placement(config, session, weights);
+  for (const std::string& line : describe(placement)) log_info("placement", line);
+  session.host_groups = placement.host_groups;
+  session.auto_placement = false;
+}
+
+std::optional<Placement> recall_placement(const ModelConfig& config, SessionOptions& session) {
+  if (!session.auto_placement) return std::nullopt;
+  std::optional<Placement> placement = known_placement(config, session);
+  if (placement) {
+    session.host_groups = placement->host_groups;
+  } else {
+    log_info("placement",
+             "decided at the first run with --host-parts auto; until then the backend's default");
+  }
+  session.auto_placement = false;
+  return placement;
 }
 
 void report_compile(const CompileReport& report, bool quiet) {

@@ -22,6 +22,8 @@ struct SessionOptions {
   std::optional<int64_t> max_contractions;  // --max-mm
   std::optional<DType> activation_dtype;    // --dtype
   std::optional<std::set<std::string, std::less<>>> host_groups;
+  // --host-parts auto: host_groups is still to be found (train/placement.h).
+  bool auto_placement = false;
   CompileSettings compile;
   int threads = 0;
 };
