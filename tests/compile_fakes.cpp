@@ -82,7 +82,9 @@ class FakeDevice : public Device {
   }
   Result<Ticket> submit(Executable& executable, std::span<Buffer* const> inputs,
                         std::span<Buffer* const> outputs) override {
-    if (submits_++ == options_.fail_submit) {
+    const int number = submits_++;
+    const bool past = options_.stays_lost && options_.fail_submit >= 0;
+    if (number == options_.fail_submit || (past && number > options_.fail_submit)) {
       return Error{ErrorKind::kRetriable, "device", "was lost", "", ""};
     }
     if (!options_.hidden_memory) return inner_->submit(executable, inputs, outputs);

@@ -28,6 +28,7 @@ struct FakeOptions {
   bool hidden_memory = false;
   std::string refuse_load;                    // an error of every load
   int fail_submit = -1;                       // the number of the submit that fails
+  bool stays_lost = false;                    // and all after it
   bool refuse_exp = false;                    // an error of the loads of parts that hold an exp
   std::function<bool(const Graph&)> rejects;  // compiles in this process only
 };
