@@ -3,6 +3,7 @@
 
 #include "base/log.h"
 #include "compile/distinct.h"
+#include "transform/legalise.h"
 
 namespace npu {
 namespace {
@@ -10,7 +11,9 @@ namespace {
 class Planner {
  public:
   Planner(Backend& backend, const PlanOptions& options)
-      : options_(options), parts_(plan_.distinct, backend) {
+      : options_(options),
+        legalise_(legalise_passes(backend.traits().legalise, backend.traits().name)),
+        parts_(plan_.distinct, backend) {
     plan_.limits = options.limits;
   }
 
@@ -19,6 +22,7 @@ class Planner {
     planned.group = named.group;
     planned.name = named.graph.name();
     planned.graph = run_passes(named.graph, default_passes(), options_.passes);
+    planned.graph = run_passes(planned.graph, legalise_, options_.passes);
     check_names(planned.graph);
     if (options_.host_groups.contains(named.group)) planned.host_reason = "--host-parts";
     const PartLabels labels = cut(planned.graph, planned.host_reason);
@@ -73,6 +77,7 @@ class Planner {
   }
 
   const PlanOptions& options_;
+  std::vector<Pass> legalise_;  // for the backend's compiler
   Plan plan_;
   DistinctParts parts_;
 };
