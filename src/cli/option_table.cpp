@@ -6,17 +6,18 @@ namespace {
 
 using enum OptionKind;
 
-constexpr std::string_view kRuns = "train check compile plan eval";  // whatever builds graphs
-constexpr std::string_view kTrains = "train check compile plan";     // with a LoRA backward
+constexpr std::string_view kRuns = "train check compile plan eval diagnose";  // builds graphs
+constexpr std::string_view kTrains = "train check compile plan diagnose";     // a LoRA backward
 
 constexpr OptionSpec kTable[] = {
     // What is trained on what.
-    {"model", kText, "", "PATH", "train check compile plan eval data ir",
+    {"model", kText, "", "PATH", "train check compile plan eval data ir diagnose",
      "model directory, id in the local hub cache, or .gguf file"},
     {"data", kList, "", "FILE", "train eval", "JSON lines; may repeat"},
-    {"out", kText, "", "DIR", "train convert", "directory to write"},
+    {"out", kText, "", "DIR", "train convert diagnose", "directory to write"},
     {"config", kText, "", "FILE", "train", "YAML with the same options; the command line wins"},
-    {"overwrite", kFlag, "", "", "train convert", "replace the results of an earlier run in --out"},
+    {"overwrite", kFlag, "", "", "train convert diagnose",
+     "replace the results of an earlier run in --out"},
     // Where it runs.
     {"backend", kText, "auto", "NAME", kRuns,
      "auto, cpu, cpu:reference, openvino:CPU, …; see `npu-lora doctor`"},
@@ -37,12 +38,12 @@ constexpr OptionSpec kTable[] = {
      "f32, bf16"},
     {"recompute", kText, "auto", "MODE", kTrains,
      "none keeps activations for the backward, layer recomputes them, auto decides by memory"},
-    {"disable-pass", kList, "", "NAME", "train check compile plan eval ir",
+    {"disable-pass", kList, "", "NAME", "train check compile plan eval ir diagnose",
      "switch a graph pass or rule off; may repeat"},
     // Shapes.
-    {"seq-len", kInteger, "512", "N", "train check compile plan eval data",
+    {"seq-len", kInteger, "512", "N", "train check compile plan eval data diagnose",
      "tokens a sequence, fixed when graphs are compiled"},
-    {"batch", kInteger, "1", "N", "train compile plan eval",
+    {"batch", kInteger, "1", "N", "train compile plan eval diagnose",
      "sequences a micro-batch, inside the graph"},
     {"loss-rows", kInteger, "0", "N", kRuns,
      "rows with loss that pass the head at a time; 0 = chosen from the data; all rows in compile "
@@ -57,7 +58,7 @@ constexpr OptionSpec kTable[] = {
     {"rslora", kFlag, "", "", kTrains, "scale by alpha / sqrt(r)"},
     {"init-adapter", kText, "", "DIR", "train",
      "continue from this PEFT adapter; sets rank, alpha and targets"},
-    {"adapter", kText, "", "DIR", "check eval", "PEFT adapter to load"},
+    {"adapter", kText, "", "DIR", "check eval diagnose", "PEFT adapter to load"},
     {"base-model-name", kText, "", "NAME", "train",
      "base_model_name_or_path of the adapter [--model]"},
     // Length and optimizer.
@@ -74,7 +75,8 @@ constexpr OptionSpec kTable[] = {
     {"grad-clip", kReal, "1.0", "X", "train", "largest gradient norm; 0 = no clipping"},
     {"max-bad-steps", kInteger, "5", "N", "train",
      "stop after this many non-finite steps in a row"},
-    {"seed", kInteger, "0", "N", "train check", "of the adapter's initial values and the shuffle"},
+    {"seed", kInteger, "0", "N", "train check diagnose",
+     "of the adapter's initial values and the shuffle"},
     // Data.
     {"packing", kText, "best-fit", "MODE", "train", "best-fit, wrap or none"},
     {"train-on", kText, "response", "WHAT", "train data eval",
@@ -106,16 +108,29 @@ constexpr OptionSpec kTable[] = {
     {"export", kText, "", "FILE", "compile",
      "also write the compiled parts as a bundle for another machine"},
     {"import", kText, "", "FILE", "compile", "first take compiled parts from a bundle"},
-    // check
-    {"batch-file", kText, "", "FILE", "check",
+    // check, diagnose
+    {"batch-file", kText, "", "FILE", "check diagnose",
      "safetensors with input_ids and labels, int64 [B,S]; also spelt --batch"},
-    {"layers", kInteger, "0", "N", "check", "only the first N layers; 0 = all"},
-    {"random-weights", kInteger, "", "SEED", "check",
+    {"layers", kInteger, "0", "N", "check diagnose", "only the first N layers; 0 = all"},
+    {"random-weights", kInteger, "", "SEED", "check diagnose",
      "weights as the family initialises them, from config.json alone"},
     {"dump", kText, "", "FILE", "check",
      "write loss and every gradient of --backend (PEFT names) as safetensors"},
-    {"reference", kText, "", "NAME", "check",
+    {"reference", kText, "", "NAME", "check diagnose",
      "backend to compare with, or none [cpu; for cpu: cpu:reference]"},
+    {"seeds", kInteger, "1", "N", "check diagnose",
+     "repeat with the inputs of N seeds from --seed on; the worst is judged"},
+    {"blame", kText, "auto", "WHEN", "check",
+     "move one placement group after the other to the host: auto (when it fails), always, never"},
+    {"parts", kText, "auto", "WHEN", "check",
+     "also judge every part alone: auto (where it takes no longer than the check), always, never"},
+    {"top", kInteger, "10", "N", "check diagnose", "rows of each table in text; --json has all"},
+    {"html", kText, "", "FILE", "check", "also write the report as one self-contained page"},
+    {"part", kText, "", "NAME", "diagnose", "only this part, as plan names it: layer_fwd.2"},
+    {"max-compiles", kInteger, "200", "N", "diagnose",
+     "compiles that the search for one smallest graph may take"},
+    {"max-error", kReal, "", "X", "diagnose",
+     "largest relative error of a part's output [by dtype: 0.016 bf16, 0.002 f16, 2e-4 f32]"},
     // eval
     {"mode", kText, "choice", "MODE", "eval",
      "choice (by log-probability), keyword (in generated text) or nll (held-out loss)"},
@@ -133,11 +148,11 @@ constexpr OptionSpec kTable[] = {
     {"print-after", kFlag, "", "", "ir", "also print after each pass that changed the graph"},
     {"emit", kText, "text", "FORMAT", "ir", "text, openvino (IR XML) or onnx (bytes)"},
     // Everywhere.
-    {"json", kFlag, "", "", "check compile plan eval data doctor",
+    {"json", kFlag, "", "", "check compile plan eval data doctor diagnose",
      "machine-readable output on stdout"},
-    {"log", kText, "", "CHANNELS", "train check compile plan eval data convert ir doctor",
+    {"log", kText, "", "CHANNELS", "train check compile plan eval data convert ir doctor diagnose",
      "show debug lines of these channels: cache,compile,train,…"},
-    {"quiet", kFlag, "", "", "train check compile plan eval data convert",
+    {"quiet", kFlag, "", "", "train check compile plan eval data convert diagnose",
      "only warnings and errors on stderr"},
 };
 

@@ -36,13 +36,6 @@ int64_t host_memory_bytes() {
   return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
 }
 
-// What is left on this host, or in this container where that is less.
-int64_t available_memory_bytes() {
-  const int64_t limit = cgroup_bytes("/sys/fs/cgroup/memory.max", INT64_MAX);
-  const int64_t used = cgroup_bytes("/sys/fs/cgroup/memory.current", 0);
-  return std::min(host_memory_bytes(), std::max<int64_t>(0, limit - used));
-}
-
 std::vector<std::string> split_words(const std::string& text, char separator) {
   std::vector<std::string> words;
   for (size_t begin = 0; begin <= text.size();) {
@@ -59,6 +52,12 @@ DType dtype_option(const Options& options, std::string_view name) {
 }
 
 }  // namespace
+
+int64_t available_memory_bytes() {
+  const int64_t limit = cgroup_bytes("/sys/fs/cgroup/memory.max", INT64_MAX);
+  const int64_t used = cgroup_bytes("/sys/fs/cgroup/memory.current", 0);
+  return std::min(host_memory_bytes(), std::max<int64_t>(0, limit - used));
+}
 
 std::vector<fs::path> hub_roots() {
   std::vector<fs::path> roots;
