@@ -130,7 +130,7 @@ int cmd_plan(const Options& options) {
   recall(planned.prepared);
   const std::vector<GroupRow> rows = group_rows(planned.config, planned.prepared);
   Json json = plan_json(planned.config, planned.prepared, rows);
-  if (planned.placement) json["placement"] = Json::parse(print_placement(*planned.placement));
+  if (planned.placement) json["placement"] = Json::parse(print_evidence(*planned.placement));
   if (options.flag("json")) {
     std::cout << json.dump(2) << "\n";
     return 0;
@@ -161,7 +161,8 @@ int cmd_plan(const Options& options) {
   }
   if (planned.placement) {
     std::cout << "\nplacement, measured on " << planned.placement->machine << ":\n";
-    for (const std::string& line : describe(*planned.placement)) std::cout << "  " << line << "\n";
+    for (const std::string& line : describe_placement(*planned.placement))
+      std::cout << "  " << line << "\n";
   }
   std::cout << "\nmemory MiB: weights " << mib(json["memory"]["weights"]) << ", activations "
             << mib(json["memory"]["activations"]) << ", kept for backward "

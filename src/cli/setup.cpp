@@ -231,7 +231,7 @@ void resolve_placement(const ModelConfig& config, SessionOptions& session,
                        const WeightStore& weights) {
   if (!session.auto_placement) return;
   const Placement placement = find_placement(config, session, weights);
-  for (const std::string& line : describe(placement)) log_info("placement", line);
+  for (const std::string& line : describe_placement(placement)) log_info("placement", line);
   session.host_groups = placement.host_groups;
   session.auto_placement = false;
 }
