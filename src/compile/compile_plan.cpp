@@ -129,7 +129,7 @@ class PlanCompiler {
 
   std::string explain(const Job& job, const std::optional<CompileOutcome>& outcome) {
     if (outcome) return std::string(outcome_name(outcome->kind)) + " under narrower limits";
-    return cache_.explain_miss(job.key, part(job).first_use);
+    return cache_.explain_miss(job.key, part(job).first_use, settings_.origin);
   }
 
   [[noreturn]] void fail_for_misses(const std::vector<size_t>& misses) {
@@ -160,7 +160,7 @@ class PlanCompiler {
 
   void store(const Job& job, const CompileOutcome& outcome) {
     try {
-      cache_.put(job.key, outcome, part(job).first_use);
+      cache_.put(job.key, outcome, part(job).first_use, settings_.origin);
     } catch (const UserError& e) {
       log_warn("cache", "not stored: " + e.error().text());
     }

@@ -73,6 +73,7 @@ struct CompileSettings {
   double seconds_limit = 600;  // per part
   int64_t memory_limit_bytes = 0;
   bool expect_cached = false;  // a miss is a kCheckFailed UserError with its explanation
+  PartOrigin origin;               // the options of this run, kept with what is built
   // argv of the compile child; empty: compile in this process, one by one and without limits.
   std::vector<std::string> worker;
   std::function<void(size_t done, size_t total, std::string_view what)> progress;
