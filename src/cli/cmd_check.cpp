@@ -130,10 +130,8 @@ RunResult run_on(const Options& options, const CheckInputs& in, const std::strin
   if (fp32) session.graphs.layer.numerics = Numerics::kFp32;
   session.graphs.layer.batch = in.batch.batch;
   session.graphs.layer.seq_len = in.batch.seq_len;
-  const int64_t rows = in.batch.rows(), asked = options.integer("loss-rows");
   session.graphs.loss_rows =
-      asked > 0 ? std::min(asked, rows)
-                : loss_row_bucket(static_cast<int64_t>(loss_rows(in.batch).size()), rows);
+      loss_rows_option(options, static_cast<int64_t>(loss_rows(in.batch).size()), in.batch.rows());
   resolve_recompute(options, in.config, session);
   auto runner = start_runner(in.config, session, *in.weights, options.flag("quiet"));
   std::vector<Parameter> parameters;

@@ -1,27 +1,38 @@
 // npu-lora data: rows as tokens, the trained ones marked; what training would see.
+#include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
 #include "cli/commands.h"
 #include "io/dataset.h"
+#include "io/unicode.h"
 
 namespace npu {
 namespace {
 
-// One token as text on a single line.
+// One token as text on a single line. A token may hold a part of a character only: such bytes, and
+// control characters, are shown as \\xNN.
 std::string shown(const Tokenizer& tokenizer, int32_t id) {
+  const std::string text = tokenizer.token_text(id);
   std::string out;
-  for (const char c : tokenizer.token_text(id)) {
-    if (c == '\n') {
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = code_point_at(text, at);
+    const auto byte = static_cast<unsigned char>(text[at]);
+    if (byte == '\n') {
       out += "\\n";
-    } else if (c == '\r') {
+    } else if (byte == '\r') {
       out += "\\r";
-    } else if (c == '\t') {
+    } else if (byte == '\t') {
       out += "\\t";
+    } else if (c.bytes == 1 && (byte < 0x20 || byte >= 0x7f)) {
+      char hex[8];
+      std::snprintf(hex, sizeof hex, "\\x%02X", byte);
+      out += hex;
     } else {
-      out += c;
+      out += text.substr(at, static_cast<size_t>(c.bytes));
     }
+    at += static_cast<size_t>(c.bytes);
   }
   return out;
 }
