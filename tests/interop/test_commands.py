@@ -87,11 +87,18 @@ def test_help_lists_what_a_command_uses(run):
     assert "--warmup" in train and "--warmup" not in compiling  # taken, for it is of train
 
 
-def test_data_shows_parts_of_characters_as_bytes(npu_lora, tmp_path):
+def test_data_shows_characters_of_several_tokens_whole(npu_lora, tmp_path):
     """A byte-level token may end inside a character; the terminal must not see its bytes."""
-    rows = write_jsonl(tmp_path / "rows.jsonl",
-                       [{"prompt": "리뷰: 재미\x1b[2J있다\n", "response": " 긍정 é"}])
+    rows = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "리뷰 \x1b[2J\n", "response": " 긍 é"}])
     done = subprocess.run([npu_lora, "data", rows, "--model", TINY], capture_output=True,
                           timeout=60, check=True)
     text = done.stdout.decode("utf-8")  # fails on broken bytes
-    assert "\\xEB" in text and "\\n" in text and "\x1b" not in text
+    assert "리{3}|뷰{3}|" in text and "긍{3}]" in text, text
+    assert "\\n" in text and "\x1b" not in text and "\\x1B" in text
+
+
+def test_data_shows_a_torn_character_as_bytes(run, tmp_path):
+    ids = json.loads(run("data", write_jsonl(tmp_path / "a.jsonl", [{"text": "리"}]), "--model", TINY,
+                         "--json").stdout)["input_ids"]
+    rows = write_jsonl(tmp_path / "b.jsonl", [{"input_ids": ids[:2]}])
+    assert "[\\xEB][\\xA6]" in run("data", rows, "--model", TINY).stdout
