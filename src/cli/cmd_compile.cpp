@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "cli/commands.h"
+#include "cli/training.h"
 
 namespace npu {
 namespace {
@@ -16,18 +17,24 @@ struct Planned {
   std::optional<Placement> placement;  // with --host-parts auto, when it is known
 };
 
-// Graphs of a training run at the given sizes; needs the model's config only.
+// Graphs of the training run that the same options make; needs the model's config only.
 Planned plan_training(const Options& options) {
   if (options.flag("quiet")) set_log_level(LogLevel::kWarn);
   Planned out;
-  out.config = open_model(options, /*with_weights=*/false).config;
-  SessionOptions session = session_options(options, lora_options(options), out.config);
-  session.graphs.layer.batch = options.integer("batch", 1, 4096);
-  const int64_t rows = session.graphs.layer.batch * session.graphs.layer.seq_len;
-  const int64_t asked = options.integer("loss-rows");
-  session.graphs.loss_rows = asked > 0 ? std::min(asked, rows) : rows;
-  session.graphs.eval = true;
-  resolve_recompute(options, out.config, session);
+  HfModel model = open_model(options, /*with_weights=*/false);
+  model.config.storage_dtype = stored_dtype(model);
+  out.config = model.config;
+  const LoraSpec lora = start_adapter(options, model.config).lora;
+  SessionOptions session;
+  if (options.list("data").empty()) {
+    log_info("compile",
+             "no --data, so the head takes all rows; train takes as few as its data needs");
+    session = training_session(options, lora, model.config, nullptr, /*eval=*/true);
+  } else {
+    const TrainingData data = load_training_data(options, model);
+    const Batcher batcher(data.train, batcher_options(options, model));
+    session = training_session(options, lora, model.config, &batcher, !data.held_out.rows.empty());
+  }
   out.placement = recall_placement(out.config, session);
   out.prepared = prepare(out.config, session);
   return out;
