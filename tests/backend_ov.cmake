@@ -31,3 +31,20 @@ npu_test(openvino_test SOURCES openvino_test.cpp LINK npu_backend)
 target_compile_definitions(openvino_test PRIVATE NPU_FAKE_DIR="${CMAKE_CURRENT_BINARY_DIR}")
 add_dependencies(openvino_test fake_openvino fake_openvino_lacking fake_openvino_reads_bf16
                  fake_openvino_rounds fake_openvino_renumbered fake_openvino_refusing)
+
+# The same for ONNX Runtime's library.
+function(npu_fake_onnxruntime suffix)
+  add_library(fake_onnxruntime${suffix} SHARED tools/fake_onnxruntime.cpp)
+  target_compile_definitions(fake_onnxruntime${suffix} PRIVATE ${ARGN})
+endfunction()
+npu_fake_onnxruntime("")
+npu_fake_onnxruntime(_old FAKE_OLD)
+npu_fake_onnxruntime(_rounds FAKE_ROUNDS)
+npu_fake_onnxruntime(_renumbered FAKE_F32_NUMBER=11)
+npu_fake_onnxruntime(_refusing FAKE_REFUSES)
+npu_fake_onnxruntime(_failing FAKE_FAILS_TO_RUN)
+npu_test(ort_test SOURCES ort_test.cpp LINK npu_backend)
+target_compile_definitions(ort_test PRIVATE NPU_FAKE_DIR="${CMAKE_CURRENT_BINARY_DIR}")
+add_dependencies(ort_test fake_openvino fake_onnxruntime fake_onnxruntime_old
+                 fake_onnxruntime_rounds fake_onnxruntime_renumbered fake_onnxruntime_refusing
+                 fake_onnxruntime_failing)

@@ -40,6 +40,7 @@ struct Fixture {
     settings.worker = worker_argv();
     settings.jobs = 2;
     settings.seconds_limit = 60;
+    settings.adaptive_cut = false;  // adaptive_cut_test.cpp has it on
   }
 
   CompileReport compile() {
@@ -339,6 +340,21 @@ TEST(CompilePlan, ExpectCachedNamesWhatChanged) {
   error = error_of([&] { f.compile(); });
   EXPECT_NE(error.got.find("threads changed: 2 (was 1); option tactic changed: 4 (was 3)"),
             std::string::npos);
+}
+
+// Parts that an option does not reach are hits; the others name it.
+TEST(CompilePlan, MissesNameTheOptionOfTheirParts) {
+  Fixture f;
+  f.settings.origin = {{"max-mm", "1"}, {"rank", "16"}};
+  f.compile();
+  f.settings.origin[1].second = "8";
+  f.settings.expect_cached = true;
+  EXPECT_EQ(f.compile().built, 0u);
+  f.plan_options.limits.contractions = 2;
+  f.settings.origin = {{"max-mm", "2"}, {"rank", "16"}};
+  const Error error = error_of([&] { f.compile(); });
+  EXPECT_NE(error.got.find("blocks.0: max-mm changed: 2 (was 1)"), std::string::npos) << error.got;
+  EXPECT_EQ(error.got.find("part changed"), std::string::npos) << error.got;
 }
 
 TEST(CompilePlan, CompilerVersionIsInTheKey) {

@@ -289,6 +289,20 @@ TEST(CpuPlan, LayerForwardHasNoCopies) {
   }
 }
 
+// 16-bit weights go into products as they lie, also where two products read one weight.
+TEST(CpuPlan, SixteenBitWeightsAreNotWidenedInMemory) {
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    LayerOptions options = layer_options(128);
+    options.weight_dtype = dtype;
+    for (const Graph& graph :
+         {layer_forward(smollm2(), options), ce_grad(smollm2(), options, 128, 8192)}) {
+      const Plan plan = make_plan(run_passes(graph, default_passes()), true);
+      EXPECT_EQ(plan_text(plan).find("load." + std::string(dtype_name(dtype))), std::string::npos)
+          << plan_text(plan);
+    }
+  }
+}
+
 TEST(CpuPlan, LayerBackwardHasNoKernels) {
   const Graph forward = layer_forward(smollm2(), layer_options(128));
   std::vector<std::string> wrt = trained_inputs(LoraSpec{});

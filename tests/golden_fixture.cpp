@@ -65,7 +65,8 @@ std::unique_ptr<ModelRunner> Golden::runner(const GoldenRun& run) const {
 std::vector<std::string> backends_under_test() {
   std::vector<std::string> names = {"cpu:reference", "cpu"};
   for (const BackendEntry& entry : backend_entries()) {
-    if (entry.pattern == "openvino:CPU" && !entry.probe()) names.emplace_back(entry.pattern);
+    const bool runtime_on_cpu = entry.pattern == "openvino:CPU" || entry.pattern == "ort";
+    if (runtime_on_cpu && !entry.probe()) names.emplace_back(entry.pattern);
   }
   return names;
 }

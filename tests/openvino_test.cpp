@@ -7,7 +7,7 @@
 
 #include "backend/openvino.h"
 #include "backend/openvino_api.h"
-#include "backend/openvino_device.h"
+#include "backend/sealed_blob.h"
 #include "ops/ops.h"
 
 namespace npu {
@@ -136,9 +136,10 @@ TEST(OpenVino, DamagedBlobsAreErrors) {
 }
 
 TEST(OpenVino, BlobOfAnotherReleaseIsAnError) {
-  const Blob blob = seal_blob("1.0", "bytes");
-  EXPECT_EQ(unseal_blob(blob, "1.0").take(), "bytes");
-  EXPECT_TRUE(contains(error_text(unseal_blob(blob, "1.1")), "must be made by OpenVINO 1.1"));
+  const Blob blob = seal_blob("openvino", "1.0", "bytes");
+  EXPECT_EQ(unseal_blob("openvino", "1.0", blob).take(), "bytes");
+  EXPECT_TRUE(
+      contains(error_text(unseal_blob("openvino", "1.1", blob)), "must be made by openvino 1.1"));
 }
 
 TEST(OpenVino, BuffersThatAreTooSmallAreErrors) {
@@ -203,12 +204,12 @@ TEST(OpenVinoSearch, NewestReleaseOfAllPlacesWins) {
   const Environment venv("VIRTUAL_ENV", home.path() / "venv");
   const Environment paths("LD_LIBRARY_PATH", ":/nowhere:" + (home.path() / "other").string());
   const Environment unset("NPU_LORA_OPENVINO", "");
-  const auto libraries = search_openvino().libraries;
+  const auto libraries = search_library(kOpenVinoLibrary).libraries;
   ASSERT_GE(libraries.size(), 3u);
   EXPECT_EQ(libraries[0].filename(), "libopenvino_c.so.2099.10.2");  // 99.10.2 before 99.9.1
   EXPECT_EQ(libraries[1].filename(), "libopenvino_c.so.9991");
   EXPECT_EQ(libraries.back().filename(), "libopenvino_c.so");
-  EXPECT_EQ(find_openvino_library().take(), libraries[0]);
+  EXPECT_EQ(find_library(kOpenVinoLibrary).take(), libraries[0]);
 }
 
 TEST(OpenVinoSearch, NamedFileOrDirectoryGoesFirst) {
@@ -217,16 +218,16 @@ TEST(OpenVinoSearch, NamedFileOrDirectoryGoesFirst) {
   make_library(home.path() / "libopenvino_c.so.2410");
   {
     const Environment named("NPU_LORA_OPENVINO", home.path() / "libopenvino_c.so.2400");
-    EXPECT_EQ(find_openvino_library().take().filename(), "libopenvino_c.so.2400");
+    EXPECT_EQ(find_library(kOpenVinoLibrary).take().filename(), "libopenvino_c.so.2400");
   }
   {
     const Environment named("NPU_LORA_OPENVINO", home.path());
-    EXPECT_EQ(find_openvino_library().take().filename(), "libopenvino_c.so.2410");
+    EXPECT_EQ(find_library(kOpenVinoLibrary).take().filename(), "libopenvino_c.so.2410");
   }
   for (const char* wrong : {"absent.so", "empty"}) {
     fs::create_directories(home.path() / "empty");
     const Environment named("NPU_LORA_OPENVINO", home.path() / wrong);
-    const std::string text = error_text(find_openvino_library());
+    const std::string text = error_text(find_library(kOpenVinoLibrary));
     EXPECT_TRUE(contains(text, "NPU_LORA_OPENVINO")) << text;
     EXPECT_TRUE(contains(text, "pip install openvino")) << text;
   }

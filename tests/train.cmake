@@ -1,4 +1,6 @@
 npu_test(train_test SOURCES train_test.cpp LINK npu_train npu_io)
 npu_test(golden_test SOURCES golden_test.cpp golden_fixture.cpp LINK npu_train npu_io nlohmann_json::nlohmann_json)
 npu_test(runner_test SOURCES runner_test.cpp golden_fixture.cpp LINK npu_train npu_io nlohmann_json::nlohmann_json)
+npu_test(placement_test SOURCES placement_test.cpp compile_fakes.cpp golden_fixture.cpp
+  LINK npu_train npu_io)
 npu_test(diagnose_test SOURCES diagnose_test.cpp compile_fakes.cpp LINK npu_train npu_compile)

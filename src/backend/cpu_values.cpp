@@ -105,14 +105,24 @@ class ValuePlanner {
     for (size_t i = 0; i < graph_.nodes().size(); ++i) place_node(static_cast<NodeId>(i));
   }
 
+  // Products take 16-bit operands as they lie in an input.
+  bool is_widened_weight(NodeId id) {
+    const Node& node = graph_.node(id);
+    if (node.op->name != "convert" || values_.is_output[static_cast<size_t>(id)]) return false;
+    const NodeId from = node.inputs[0];
+    return graph_.node(from).is_input() && is_float(graph_.node(from).type.dtype) &&
+           std::all_of(users(id).begin(), users(id).end(),
+                       [&](NodeId user) { return graph_.node(user).op->name == "matmul"; });
+  }
+
   void place_node(NodeId id) {
     const Node& node = graph_.node(id);
     if (node.is_input()) return make_root(id, Role::kInput);
     if (node.op->name == "matmul") {
       return make_root(id, revised_.contains(id) ? Role::kKernel : Role::kGemm);
     }
-    if (is_loop(graph_, node)) return make_root(id, Role::kLoop);
     const Place* operand = node.inputs.size() == 1 ? &place(node.inputs[0]) : nullptr;
+    if (is_loop(graph_, node) && !is_widened_weight(id)) return make_root(id, Role::kLoop);
     std::optional<View> view;
     if (operand != nullptr) view = view_of(graph_, node, operand->view);
     if (view && !revised_.contains(id)) {
@@ -121,6 +131,7 @@ class ValuePlanner {
       place(id).view = std::move(*view);
       return;
     }
+    if (is_loop(graph_, node)) return make_root(id, Role::kLoop);  // its view didn't fit
     const bool copied = view.has_value() && in_registers(node.type.dtype) &&
                         in_registers(graph_.node(operand->root).type.dtype);
     make_root(id, copied ? Role::kLoop : Role::kKernel);

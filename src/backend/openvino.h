@@ -14,7 +14,7 @@ namespace npu {
 
 enum class OpenVinoDevice { kCpu, kGpu, kNpu };
 
-// `library` names libopenvino_c.so.*; empty: find_openvino_library() at first use.
+// `library` names libopenvino_c.so.*; empty: it is searched for at first use.
 std::unique_ptr<Backend> make_openvino(OpenVinoDevice device, fs::path library = {});
 std::optional<Error> probe_openvino(OpenVinoDevice device, const fs::path& library = {});
 

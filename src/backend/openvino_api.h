@@ -1,5 +1,5 @@
-// OpenVINO's C library without its headers: where it lies, how it is loaded, and a thin layer that
-// turns its status codes into Errors and its handles into owners.
+// OpenVINO's C library without its headers: how it is loaded, and a thin layer that turns its
+// status codes into Errors and its handles into owners.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,13 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "base/file.h"
+#include "backend/library_search.h"
 
 namespace npu {
 
-// Where libopenvino_c.so.* was looked for, in order, and what was found.
-struct OpenVinoSearch {
-  std::vector<fs::path> directories;
-  std::vector<fs::path> libraries;  // newest release first
-};
-
-// Looks beside the running program (its own and a nearby .venv's Python packages), in the active
-// virtual environment, in the Python packages of the system and the user, in the places of Intel's
-// and the distributions' packages, and in LD_LIBRARY_PATH.
-OpenVinoSearch search_openvino();
-
-// $NPU_LORA_OPENVINO (the library or its directory) where set, else the newest library that the
-// search finds. Vendor libraries are this folder's business, so it reads these variables itself.
-Result<fs::path> find_openvino_library();
+constexpr VendorLibrary kOpenVinoLibrary = {
+    "openvino", "libopenvino_c.so", "openvino/libs", "NPU_LORA_OPENVINO",
+    "pip install openvino==2026.4.1, or set NPU_LORA_OPENVINO to libopenvino_c.so.*"};
 
 // Opaque types of the C library.
 struct OvCore;

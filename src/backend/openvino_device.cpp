@@ -6,12 +6,11 @@
 #include <vector>
 
 #include "backend/host_device.h"
-#include "base/hash.h"
+#include "backend/sealed_blob.h"
 
 namespace npu {
 namespace {
 
-constexpr std::string_view kBlobMagic = "npu-openvino";
 constexpr std::string_view kPrecisionKey = "INFERENCE_PRECISION_HINT";
 constexpr size_t kFastAlignment =
     64;  // kernels lose a third of their speed on less aligned operands
@@ -114,7 +113,7 @@ class OpenVinoDeviceRunner : public HostDevice {
 
 Result<std::unique_ptr<Executable>> OpenVinoDeviceRunner::load(const Blob& blob,
                                                                const Graph& part) {
-  const Result<std::string_view> exported = unseal_blob(blob, library_->version());
+  const Result<std::string_view> exported = unseal_blob("openvino", library_->version(), blob);
   if (!exported) return exported.error();
   Result<OvHandle<OvCompiled>> compiled =
       library_->import_blob(*core_, exported.value(), std::string(target_.device));
@@ -238,28 +237,6 @@ std::optional<Error> check_precision(const OpenVinoLibrary& library, const OvCom
   return Error{ErrorKind::kBadInput, std::string(target.backend),
                "must compute in " + std::string(target.precision), effective.value(),
                "use OpenVINO 2026.4.1"};
-}
-
-Blob seal_blob(const std::string& version, const std::string& exported) {
-  return std::string(kBlobMagic) + " " + version + " " + sha256_hex(std::string_view(exported)) +
-         "\n" + exported;
-}
-
-Result<std::string_view> unseal_blob(const Blob& blob, const std::string& version) {
-  constexpr size_t kDigestLength = 64;
-  const std::string start = std::string(kBlobMagic) + " " + version + " ";
-  const std::string_view bytes = blob;
-  const size_t header = start.size() + kDigestLength + 1;
-  if (!bytes.starts_with(start) || bytes.size() < header || bytes[header - 1] != '\n') {
-    return Error{ErrorKind::kBadInput, "openvino blob", "must be made by OpenVINO " + version, "",
-                 "clear the compile cache"};
-  }
-  const std::string_view exported = bytes.substr(header);
-  if (sha256_hex(exported) != bytes.substr(start.size(), kDigestLength)) {
-    return Error{ErrorKind::kBadInput, "openvino blob", "is damaged", "",
-                 "clear the compile cache"};
-  }
-  return exported;
 }
 
 Result<std::unique_ptr<Device>> open_openvino_device(OpenVinoHandle library,

@@ -33,11 +33,6 @@ Result<OvHandle<OvCore>> configured_core(
 std::optional<Error> check_precision(const OpenVinoLibrary& library, const OvCompiled& compiled,
                                      const OpenVinoTarget& target);
 
-// A blob is a line "npu-openvino VERSION SHA256" and the exported part: the runtime does not check
-// what it imports, and may crash on damaged bytes or those of another release.
-Blob seal_blob(const std::string& version, const std::string& exported);
-Result<std::string_view> unseal_blob(const Blob& blob, const std::string& version);
-
 Result<std::unique_ptr<Device>> open_openvino_device(OpenVinoHandle library,
                                                      const OpenVinoTarget& target, int threads);
 

@@ -9,19 +9,19 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "base/thread_pool.h"
 #include "base/version.h"
 #include "cli/checkpoint.h"
 #include "cli/commands.h"
+#include "cli/environment.h"
 #include "cli/run_log.h"
 #include "cli/scoring.h"
-#include "io/dataset.h"
+#include "cli/training.h"
+#include "train/device_errors.h"
 #include "train/lora_state.h"
 
 namespace npu {
 namespace {
-
-// Wrapping cuts the running stream itself, so rows may have any length.
-constexpr int64_t kUncut = int64_t{1} << 40;
 
 TrainConfig train_config(const Options& options) {
   TrainConfig config;
@@ -46,11 +46,6 @@ TrainConfig train_config(const Options& options) {
   return config;
 }
 
-Packing packing_option(const Options& options) {
-  const std::string mode = options.choice("packing", {"best-fit", "wrap", "none"});
-  return mode == "best-fit" ? Packing::kBestFit : mode == "wrap" ? Packing::kWrap : Packing::kNone;
-}
-
 // Every range is checked before anything is loaded: an option must not fail hours into a run.
 void check_ranges(const Options& options) {
   for (const char* name : {"keep", "accum", "batch", "steps", "max-bad-steps"}) {
@@ -60,6 +55,7 @@ void check_ranges(const Options& options) {
        {"save-every", "eval-every", "warmup", "loss-rows", "skip-bad-rows", "seed"}) {
     options.integer(name, 0);
   }
+  options.choice("on-device-error", {"stop", "host"});
   if (options.real("grad-clip") < 0) {
     fail(ErrorKind::kUsage, "--grad-clip", "must not be negative", options.text("grad-clip"));
   }
@@ -116,15 +112,12 @@ struct Run {
   HfModel model;
   LoraSpec lora;
   std::vector<Parameter> parameters;
-  Dataset data, held_out;
+  TrainingData data;
   TrainConfig config;
 
   explicit Run(const Options& o);
   // What the model's weights and the tokenised rows are, by content.
   std::string content_digest() const;
-  void load_data(const Tokenizer& tokenizer);
-  BatcherOptions batcher_options() const;
-  SessionOptions session(const Batcher& batcher) const;
   void write_adapter(const Trainer& trainer) const;
   void write_run_json(const Trainer& trainer, const Json& extra) const;
 };
@@ -133,65 +126,21 @@ Run::Run(const Options& o) : options(o), out(o.text("out")), config(train_config
   check_ranges(o);
   check_out_directory(o, out);
   model = open_model(o);
-  lora = lora_options(o);
-  if (o.has("init-adapter")) {
-    const Adapter adapter = read_peft_adapter(o.text("init-adapter"), model.config);
-    lora = adapter.lora;
-    refuse_other_lora(o, "--init-adapter", lora);
-    parameters = lora_from_tensors(model.config, lora, adapter.tensors);
-  } else {
-    parameters = init_lora(model.config, lora, static_cast<uint64_t>(o.integer("seed")));
-  }
-}
-
-void Run::load_data(const Tokenizer& tokenizer) {
-  DatasetOptions d = dataset_options(options, model.config);
-  const auto load = [&](const char* name) {
-    const std::vector<std::string> files = options.list(name);
-    return load_dataset({files.begin(), files.end()}, tokenizer, model.tokenizer, d);
-  };
-  if (options.list("data").empty()) options.text("data");  // reports that it is required
-  // Held-out rows are scored whole or cut, whatever the packing.
-  if (!options.list("eval-data").empty()) {
-    held_out = load("eval-data");
-    report_dataset(held_out, "eval-data");
-  }
-  if (packing_option(options) == Packing::kWrap) d.max_length = kUncut;
-  data = load("data");
-  report_dataset(data, "data");
+  const StartAdapter start = start_adapter(o, model.config);
+  lora = start.lora;
+  parameters = start.read ? lora_from_tensors(model.config, lora, start.read->tensors)
+                          : init_lora(model.config, lora, static_cast<uint64_t>(o.integer("seed")));
 }
 
 std::string Run::content_digest() const {
   Sha256 digest;
-  for (const TokenRow& row : data.rows) {
+  for (const TokenRow& row : data.train.rows) {
     digest.update(std::as_bytes(std::span(row.input_ids)));
     digest.update(std::as_bytes(std::span(row.labels)));
   }
   const Tensor norm = model.weights->get("model.norm.weight");
   digest.update(std::span(norm.data(), norm.bytes()));
   return digest.hex();
-}
-
-BatcherOptions Run::batcher_options() const {
-  BatcherOptions b;
-  b.seq_len = options.integer("seq-len", 2);
-  b.batch = options.integer("batch", 1, 4096);
-  b.packing = packing_option(options);
-  b.seed = static_cast<uint64_t>(options.integer("seed"));
-  b.pad_id = std::max(0, model.tokenizer.eos_token_id);
-  return b;
-}
-
-SessionOptions Run::session(const Batcher& batcher) const {
-  SessionOptions s = session_options(options, lora, model.config);
-  s.graphs.layer.batch = options.integer("batch", 1);
-  s.graphs.eval = !held_out.rows.empty();
-  const int64_t rows = s.graphs.layer.batch * s.graphs.layer.seq_len;
-  const int64_t asked = options.integer("loss-rows");
-  s.graphs.loss_rows =
-      asked > 0 ? std::min(asked, rows) : loss_row_bucket(batcher.max_loss_rows(), rows);
-  resolve_recompute(options, model.config, s);
-  return s;
 }
 
 void Run::write_adapter(const Trainer& trainer) const {
@@ -206,10 +155,10 @@ void Run::write_adapter(const Trainer& trainer) const {
 void Run::write_run_json(const Trainer& trainer, const Json& extra) const {
   Json json = {{"program", "npu-lora " + std::string(kVersion)},
                {"model", options.text("model")},
-               {"data_sha256", data.sha256},
-               {"rows", data.rows.size()},
-               {"cut", data.cut},
-               {"dropped", data.dropped},
+               {"data_sha256", data.train.sha256},
+               {"rows", data.train.rows.size()},
+               {"cut", data.train.cut},
+               {"dropped", data.train.dropped},
                {"steps", trainer.step()}};
   for (const auto& [name, values] : options.values()) {
     if (!values.empty())
@@ -218,6 +167,18 @@ void Run::write_run_json(const Trainer& trainer, const Json& extra) const {
   json.update(extra);
   publish_text(out / "run.json", json.dump(2) + "\n");
   publish_text(out / "config.yaml", options.yaml());
+}
+
+// What the run depends on beside options and data.
+Json run_environment(const SessionOptions& session, const Options& options) {
+  const auto backend = make_backend(session.backend).take();
+  const int64_t seed = options.integer("seed");
+  return {{"backend", session.backend},
+          {"compiler", backend->compiler_version().take()},
+          {"host", host_json()},
+          {"threads", session.threads == 0 ? usable_cpus() : session.threads},
+          {"seeds", {{"adapter", seed}, {"shuffle", seed}}},
+          {"libraries", library_versions()}};
 }
 
 // The loop: steps, log, checkpoints, signals. Returns the exit code.
@@ -233,13 +194,14 @@ class Loop {
   void resume(const fs::path& checkpoint) {
     info_ = load_checkpoint(checkpoint, trainer_, info_);
     batcher_.seek(info_.position);
+    if (log_.rewind(trainer_.step())) evaluated_step_ = trainer_.step();
     log_.event("resume", {{"checkpoint", checkpoint.string()}}, trainer_.step());
   }
 
   int run() {
     const int64_t steps = trainer_.config().steps;
     const int64_t save_every = run_.options.integer("save-every");
-    const int64_t eval_every = run_.options.integer("eval-every");
+    evaluate_when_due();  // a resumed run may have been stopped before or while it did
     while (trainer_.step() < steps) {
       if (const int signal = stop_signal(); signal != 0) {
         save();
@@ -248,12 +210,11 @@ class Loop {
       one_step();
       const int64_t step = trainer_.step();
       if (save_every > 0 && step % save_every == 0 && step < steps) save();
-      if (eval_every > 0 && step % eval_every == 0 && step < steps) evaluate();
+      evaluate_when_due();
     }
     // What follows may fail (a full disk, a lost device); --resume auto then repeats only that.
     save();
-    evaluate();
-    return 0;
+    return evaluate() ? 0 : 128 + stop_signal();
   }
 
  private:
@@ -262,7 +223,7 @@ class Loop {
     for (int64_t i = 0; i < run_.options.integer("accum", 1); ++i) {
       micro_batches.push_back(batcher_.next());
     }
-    Result<StepReport> report = trainer_.train_step(micro_batches);
+    Result<StepReport> report = step(micro_batches);
     if (!report.ok()) {
       // The update did not happen, so this checkpoint repeats the step when it is resumed.
       save();
@@ -280,6 +241,16 @@ class Loop {
     }
   }
 
+  Result<StepReport> step(std::span<const Batch> micro_batches) {
+    if (run_.options.text("on-device-error") == "stop") return trainer_.train_step(micro_batches);
+    return step_moving_failures(
+        trainer_, runner_.runtime(), micro_batches,
+        [this](const std::string& group, const Error& error) {
+          log_warn("train", group + " moves to the host: " + error.text());
+          log_.event("moved_to_host", {{"group", group}, {"error", error.text()}}, trainer_.step());
+        });
+  }
+
   double epoch() const {
     return static_cast<double>(info_.position.epoch) +
            static_cast<double>(info_.position.batch_in_epoch) /
@@ -294,14 +265,24 @@ class Loop {
     log_.event("checkpoint", {{"step", info_.step}}, info_.step);
   }
 
-  void evaluate() {
-    if (run_.held_out.rows.empty()) return;
-    const LossSum loss = held_out_loss(runner_, run_.held_out);
+  void evaluate_when_due() {
+    const int64_t every = run_.options.integer("eval-every"), step = trainer_.step();
+    if (every > 0 && step > 0 && step % every == 0 && step < trainer_.config().steps) evaluate();
+  }
+
+  // False when a signal ended it early.
+  bool evaluate() {
+    if (run_.data.held_out.rows.empty() || evaluated_step_ == trainer_.step()) return true;
+    const std::optional<LossSum> loss =
+        held_out_loss(runner_, run_.data.held_out, [] { return stop_signal() != 0; });
+    if (!loss) return false;
+    evaluated_step_ = trainer_.step();
     log_.event("eval",
                {{"step", trainer_.step()},
-                {"eval_loss", loss.nats / static_cast<double>(std::max<int64_t>(1, loss.tokens))},
-                {"eval_tokens", loss.tokens}},
+                {"eval_loss", loss->nats / static_cast<double>(std::max<int64_t>(1, loss->tokens))},
+                {"eval_tokens", loss->tokens}},
                trainer_.step());
+    return true;
   }
 
   const Run& run_;
@@ -310,6 +291,7 @@ class Loop {
   ModelRunner& runner_;
   RunLog& log_;
   CheckpointInfo info_;
+  int64_t evaluated_step_ = -1;
 };
 
 }  // namespace
@@ -326,8 +308,8 @@ int cmd_train(const Options& options) {
   }
   Run run(options);
   fs::create_directories(out);
-  run.load_data(Tokenizer::from_files(run.model.tokenizer));
-  Batcher batcher(run.data, run.batcher_options());
+  run.data = load_training_data(options, run.model);
+  Batcher batcher(run.data.train, batcher_options(options, run.model));
   if (options.has("epochs")) {
     const double micro_batches =
         options.real("epochs") * static_cast<double>(batcher.batches_per_epoch());
@@ -335,7 +317,9 @@ int cmd_train(const Options& options) {
         1,
         std::llround(std::ceil(micro_batches / static_cast<double>(options.integer("accum", 1)))));
   }
-  const SessionOptions session = run.session(batcher);
+  SessionOptions session = training_session(options, run.lora, run.model.config, &batcher,
+                                            !run.data.held_out.rows.empty());
+  resolve_placement(run.model.config, session, *run.model.weights);
   auto runner = start_runner(run.model.config, session, *run.model.weights, options.flag("quiet"));
   // Before this there is nothing to save, so a signal just ends the program.
   install_stop_signals();
@@ -350,12 +334,13 @@ int cmd_train(const Options& options) {
     if (options.flag("overwrite")) fs::remove_all(run.out / "checkpoints", ignored);
   }
   RunLog log(log_path, run.config.steps, options.flag("quiet"));
-  run.write_run_json(trainer, Json::object());
+  const Json environment = run_environment(session, options);
+  run.write_run_json(trainer, environment);
   Loop loop(run, trainer, batcher, *runner, log, session);
   if (checkpoint) loop.resume(*checkpoint);
   log.event("start",
             {{"backend", session.backend},
-             {"rows", run.data.rows.size()},
+             {"rows", run.data.train.rows.size()},
              {"fill_ratio", batcher.fill_ratio()},
              {"loss_rows", session.graphs.loss_rows},
              {"recompute", session.graphs.recompute == Recompute::kNone ? "none" : "layer"}},
@@ -369,7 +354,9 @@ int cmd_train(const Options& options) {
   const Json end = {{"exit_code", code},
                     {"peak_resident_bytes", memory_use().peak_resident_bytes},
                     {"device_bytes", runner->device_bytes()}};
-  run.write_run_json(trainer, end);
+  Json record = environment;
+  record.update(end);
+  run.write_run_json(trainer, record);
   log.event("end", end, trainer.step());
   return code;
 }

@@ -10,6 +10,7 @@
 #include "io/dataset.h"
 #include "io/hf_model.h"
 #include "io/peft.h"
+#include "train/placement.h"
 #include "train/session.h"
 
 namespace npu {
@@ -65,13 +66,20 @@ int64_t available_memory_bytes();
 // Fills graphs.recompute from --recompute, by memory for `auto`.
 void resolve_recompute(const Options& options, const ModelConfig& config, SessionOptions& session);
 
+// Decides --host-parts auto, from evidence or by measuring; says how. Last before a runner starts.
+void resolve_placement(const ModelConfig& config, SessionOptions& session,
+                       const WeightStore& weights);
+// The same from evidence alone; without any the backend's default stands, which is said.
+std::optional<Placement> recall_placement(const ModelConfig& config, SessionOptions& session);
+
 // prepare + compile + load with progress on stderr.
 std::unique_ptr<ModelRunner> start_runner(const ModelConfig& config, const SessionOptions& session,
                                           const WeightStore& weights, bool quiet);
 // Says on stderr what a compile built, took from the cache and moved to the host.
 void report_compile(const CompileReport& report, bool quiet);
 
-// The smallest power of two, at least 32, that holds `rows`; never more than `limit`.
-int64_t loss_row_bucket(int64_t rows, int64_t limit);
+// Rows with loss that pass the head at a time: --loss-rows, else the smallest power of two, at
+// least 32, that holds `needed`; never more than `all`. Few sizes, so that few heads are compiled.
+int64_t loss_rows_option(const Options& options, int64_t needed, int64_t all);
 
 }  // namespace npu

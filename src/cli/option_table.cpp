@@ -8,14 +8,17 @@ using enum OptionKind;
 
 constexpr std::string_view kRuns = "train check compile plan eval diagnose";  // builds graphs
 constexpr std::string_view kTrains = "train check compile plan diagnose";     // a LoRA backward
+// What shapes the graphs of a training run. compile and plan take every other option of train too,
+// unlisted, so that one command line or file serves all three.
+constexpr std::string_view kTraining = "train compile plan";
 
 constexpr OptionSpec kTable[] = {
     // What is trained on what.
     {"model", kText, "", "PATH", "train check compile plan eval data ir diagnose",
      "model directory, id in the local hub cache, or .gguf file"},
-    {"data", kList, "", "FILE", "train eval", "JSON lines; may repeat"},
+    {"data", kList, "", "FILE", "train compile plan eval", "JSON lines; may repeat"},
     {"out", kText, "", "DIR", "train convert diagnose", "directory to write"},
-    {"config", kText, "", "FILE", "train", "YAML with the same options; the command line wins"},
+    {"config", kText, "", "FILE", kTraining, "YAML with the same options; the command line wins"},
     {"overwrite", kFlag, "", "", "train convert diagnose",
      "replace the results of an earlier run in --out"},
     // Where it runs.
@@ -25,14 +28,17 @@ constexpr OptionSpec kTable[] = {
     {"max-mm", kInteger, "", "N", kRuns,
      "matmuls per compiled part; 0 = no limit [backend's own limit]"},
     {"host-parts", kText, "", "GROUPS", kRuns,
-     "groups that run on the host: fwd,bwd,rms,rms-bwd,ce-stats,ce-grad, or none [backend's own]"},
+     "groups that run on the host: fwd,bwd,rms,rms-bwd,ce-stats,ce-grad, or none, or auto: by "
+     "measured error and time [backend's own]"},
+    {"on-device-error", kText, "stop", "WHAT", "train",
+     "stop with a checkpoint, or host: move the group that failed to the host and go on"},
     {"numerics", kText, "hf", "MODE", kRuns,
      "where activations round: hf (after each op, as transformers) or fp32 (nowhere)"},
     {"dtype", kText, "", "TYPE", kRuns,
-     "activation dtype: f32, bf16 [what the backend computes in]"},
+     "activation dtype: f32, bf16, f16 [what the backend computes in]"},
     {"weight-dtype", kText, "auto", "TYPE", kRuns,
      "frozen weights in memory: auto (as on disk where that costs nothing, else as activations), "
-     "f32, bf16"},
+     "f32, bf16, f16"},
     {"recompute", kText, "auto", "MODE", kTrains,
      "none keeps activations for the backward, layer recomputes them, auto decides by memory"},
     {"disable-pass", kList, "", "NAME", "train check compile plan eval ir diagnose",
@@ -43,8 +49,8 @@ constexpr OptionSpec kTable[] = {
     {"batch", kInteger, "1", "N", "train compile plan eval diagnose",
      "sequences a micro-batch, inside the graph"},
     {"loss-rows", kInteger, "0", "N", kRuns,
-     "rows with loss that pass the head at a time; 0 = chosen from the data; all rows in compile "
-     "and plan"},
+     "rows with loss that pass the head at a time; 0 = chosen from the data, or all rows where "
+     "compile and plan have no --data"},
     {"vocab-chunk", kInteger, "16384", "N", kRuns,
      "largest number of vocabulary columns a head graph takes"},
     // The adapter.
@@ -53,7 +59,7 @@ constexpr OptionSpec kTable[] = {
     {"targets", kText, "q,v", "LIST", kTrains,
      "linears with an adapter: of q,k,v,o,gate,up,down, or all"},
     {"rslora", kFlag, "", "", kTrains, "scale by alpha / sqrt(r)"},
-    {"init-adapter", kText, "", "DIR", "train",
+    {"init-adapter", kText, "", "DIR", kTraining,
      "continue from this PEFT adapter; sets rank, alpha and targets"},
     {"adapter", kText, "", "DIR", "check eval diagnose", "PEFT adapter to load"},
     {"base-model-name", kText, "", "NAME", "train",
@@ -72,16 +78,16 @@ constexpr OptionSpec kTable[] = {
     {"grad-clip", kReal, "1.0", "X", "train", "largest gradient norm; 0 = no clipping"},
     {"max-bad-steps", kInteger, "5", "N", "train",
      "stop after this many non-finite steps in a row"},
-    {"seed", kInteger, "0", "N", "train check diagnose",
+    {"seed", kInteger, "0", "N", "train check compile plan diagnose",
      "of the adapter's initial values and the shuffle"},
     // Data.
-    {"packing", kText, "best-fit", "MODE", "train", "best-fit, wrap or none"},
-    {"train-on", kText, "response", "WHAT", "train data eval",
+    {"packing", kText, "best-fit", "MODE", kTraining, "best-fit, wrap or none"},
+    {"train-on", kText, "response", "WHAT", "train compile plan data eval",
      "response (text rows: all tokens) or all"},
-    {"skip-bad-rows", kInteger, "0", "N", "train data eval", "bad rows to tolerate"},
-    {"date", kText, "", "YYYY-MM-DD", "train data eval",
+    {"skip-bad-rows", kInteger, "0", "N", "train compile plan data eval", "bad rows to tolerate"},
+    {"date", kText, "", "YYYY-MM-DD", "train compile plan data eval",
      "date for chat templates that print one [today]"},
-    {"eval-data", kList, "", "FILE", "train", "held-out rows; their loss is logged"},
+    {"eval-data", kList, "", "FILE", kTraining, "held-out rows; their loss is logged"},
     {"eval-every", kInteger, "0", "N", "train",
      "steps between evaluations of --eval-data; 0 = at the end"},
     // Checkpoints and records.
@@ -96,6 +102,12 @@ constexpr OptionSpec kTable[] = {
      "compiled parts [$NPU_LORA_CACHE, else ~/.cache/npu-lora]"},
     {"jobs", kInteger, "1", "N", kRuns, "parts compiled at the same time"},
     {"compile-timeout", kReal, "600", "SECONDS", kRuns, "per part"},
+    {"compile-memory", kInteger, "0", "MIB", kRuns,
+     "memory that compiling a part may take; 0 = no limit"},
+    {"compile-budget", kReal, "14400", "SECONDS", kRuns,
+     "for all parts of a run together; what is not compiled by then runs on the host; 0 = none"},
+    {"no-adaptive-cut", kFlag, "", "", kRuns,
+     "a part that fails to compile runs on the host whole, instead of being cut until it compiles"},
     {"expect-cached", kFlag, "", "", kRuns,
      "fail, saying why, if any part would have to be compiled"},
     {"export", kText, "", "FILE", "compile",

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "cli/commands.h"
+#include "transform/legalise.h"
 
 namespace npu {
 namespace {
@@ -72,16 +73,7 @@ std::vector<fs::path> hub_roots() {
 
 HfModel open_model(const Options& options, bool with_weights) {
   HfModel model = load_model(options.text("model"), with_weights, hub_roots());
-  if (model.weights && model.config.storage_dtype != DType::kF32) {
-    // config.json only says what the weights should be; rounding them unasked would be a silent
-    // loss.
-    for (const std::string& name : model.weights->names()) {
-      if (model.weights->get(name).dtype() != model.config.storage_dtype) {
-        model.config.storage_dtype = DType::kF32;
-        break;
-      }
-    }
-  }
+  if (with_weights) model.config.storage_dtype = stored_dtype(model);
   return model;
 }
 
@@ -141,9 +133,11 @@ LoraSpec lora_options(const Options& options) {
 
 std::set<std::string, std::less<>> disabled_passes(const Options& options) {
   std::set<std::string, std::less<>> known;
-  for (const Pass& pass : default_passes()) {
-    known.emplace(pass.name);
-    for (const Rule& rule : pass.rules) known.emplace(rule.name);
+  for (const std::span<const Pass> list : {default_passes(), legalise_passes()}) {
+    for (const Pass& pass : list) {
+      known.emplace(pass.name);
+      for (const Rule& rule : pass.rules) known.emplace(rule.name);
+    }
   }
   std::set<std::string, std::less<>> disabled;
   for (const std::string& name : options.list("disable-pass")) {
@@ -161,7 +155,9 @@ std::set<std::string, std::less<>> disabled_passes(const Options& options) {
 SessionOptions session_options(const Options& options, const LoraSpec& lora,
                                const ModelConfig& config) {
   SessionOptions session;
-  session.backend = make_backend(options.text("backend")).take()->traits().name;
+  const auto backend = make_backend(options.text("backend")).take();
+  const Traits& traits = backend->traits();
+  session.backend = traits.name;
   if (options.text("backend") == "auto") {
     log_info("train", "backend " + session.backend + ": the first usable one; see npu-lora doctor");
   }
@@ -175,14 +171,14 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   if (options.has("max-mm")) session.max_contractions = options.integer("max-mm", 0);
   if (options.has("host-parts")) {
     const std::string text = options.text("host-parts");
-    static const std::vector<std::string> kGroups = {"fwd",     "bwd",      "rms",
-                                                     "rms-bwd", "ce-stats", "ce-grad"};
-    session.host_groups.emplace();
+    session.auto_placement = text == "auto";
+    if (!session.auto_placement) session.host_groups.emplace();
     for (const std::string& group : split_words(text, ',')) {
-      if (text == "none") break;
-      if (std::find(kGroups.begin(), kGroups.end(), group) == kGroups.end()) {
+      if (text == "none" || text == "auto") break;
+      if (std::find(kPlacementGroups.begin(), kPlacementGroups.end(), group) ==
+          kPlacementGroups.end()) {
         fail(ErrorKind::kUsage, "--host-parts", "unknown group", "'" + group + "'",
-             "use fwd, bwd, rms, rms-bwd, ce-stats, ce-grad, or none");
+             "use fwd, bwd, rms, rms-bwd, ce-stats, ce-grad, or none, or auto");
       }
       session.host_groups->insert(group);
     }
@@ -192,6 +188,13 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   session.compile.cache_dir = cache_directory(options);
   session.compile.jobs = static_cast<int>(options.integer("jobs", 1, 256));
   session.compile.seconds_limit = options.real("compile-timeout");
+  session.compile.memory_limit_bytes = options.integer("compile-memory", 0, 1 << 30) << 20;
+  session.compile.seconds_budget = options.real("compile-budget");
+  if (session.compile.seconds_budget < 0) {
+    fail(ErrorKind::kUsage, "--compile-budget", "must not be negative",
+         options.text("compile-budget"));
+  }
+  session.compile.adaptive_cut = !options.flag("no-adaptive-cut");
   session.compile.expect_cached = options.flag("expect-cached");
   session.compile.worker = {self_executable(), "compile-worker"};
   // Weights follow the activations unless asked otherwise. Where widening is free they stay as they
@@ -200,8 +203,6 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   if (weights != "auto") {
     layer.weight_dtype = *parse_dtype(weights);
   } else {
-    const auto backend = make_backend(session.backend).take();
-    const Traits& traits = backend->traits();
     layer.weight_dtype = traits.widens_weights
                              ? config.storage_dtype
                              : session.activation_dtype.value_or(traits.compute_dtype);
@@ -216,6 +217,28 @@ void resolve_recompute(const Options& options, const ModelConfig& config, Sessio
   } else {
     session.graphs.recompute = mode == "none" ? Recompute::kNone : Recompute::kLayer;
   }
+}
+
+void resolve_placement(const ModelConfig& config, SessionOptions& session,
+                       const WeightStore& weights) {
+  if (!session.auto_placement) return;
+  const Placement placement = find_placement(config, session, weights);
+  for (const std::string& line : describe_placement(placement)) log_info("placement", line);
+  session.host_groups = placement.host_groups;
+  session.auto_placement = false;
+}
+
+std::optional<Placement> recall_placement(const ModelConfig& config, SessionOptions& session) {
+  if (!session.auto_placement) return std::nullopt;
+  std::optional<Placement> placement = known_placement(config, session);
+  if (placement) {
+    session.host_groups = placement->host_groups;
+  } else {
+    log_info("placement",
+             "decided at the first run with --host-parts auto; until then the backend's default");
+  }
+  session.auto_placement = false;
+  return placement;
 }
 
 void report_compile(const CompileReport& report, bool quiet) {
@@ -241,10 +264,12 @@ std::unique_ptr<ModelRunner> start_runner(const ModelConfig& config, const Sessi
   return load(config, std::move(prepared), weights);
 }
 
-int64_t loss_row_bucket(int64_t rows, int64_t limit) {
+int64_t loss_rows_option(const Options& options, int64_t needed, int64_t all) {
+  const int64_t asked = options.integer("loss-rows");
+  if (asked > 0) return std::min(asked, all);
   int64_t bucket = 32;
-  while (bucket < rows) bucket *= 2;
-  return std::min(bucket, limit);
+  while (bucket < needed) bucket *= 2;
+  return std::min(bucket, all);
 }
 
 }  // namespace npu

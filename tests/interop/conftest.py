@@ -21,11 +21,13 @@ def existing(path, how_to_make):
 
 @pytest.fixture(scope="session", autouse=True)
 def environment(tmp_path_factory):
-    """Compiled parts in a folder of this session, and the OpenVINO of this Python."""
+    """Compiled parts in a folder of this session, and the runtimes of this Python."""
+    import onnxruntime
     import openvino
 
     os.environ["NPU_LORA_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     os.environ.setdefault("NPU_LORA_OPENVINO", str(Path(openvino.__file__).parent / "libs"))
+    os.environ.setdefault("NPU_LORA_ONNXRUNTIME", str(Path(onnxruntime.__file__).parent / "capi"))
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ def case(request, smollm2, examples_data, tmp_path_factory):
     return folder, batch, make_golden.loss_and_gradients_f64(smollm2, folder / "adapter", batch)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "openvino:CPU"])
+@pytest.mark.parametrize("backend", ["cpu", "openvino:CPU", "ort"])
 def test_gradients(run, smollm2, case, tmp_path, backend):
     folder, _, expected = case
     dump = tmp_path / "out.safetensors"

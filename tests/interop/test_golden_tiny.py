@@ -5,7 +5,7 @@ from safetensors.numpy import load_file
 from gradients import assert_gradients
 
 
-@pytest.mark.parametrize("backend", ["cpu:reference", "cpu", "openvino:CPU"])
+@pytest.mark.parametrize("backend", ["cpu:reference", "cpu", "openvino:CPU", "ort"])
 @pytest.mark.parametrize("recompute", ["none", "layer"])
 def test_gradients(run, tiny, tmp_path, backend, recompute):
     dump = tmp_path / "out.safetensors"

@@ -31,7 +31,7 @@ def train(run, tiny, rows, out, backend, *more):
 # as a mean over all tokens of the step, not as a mean of means.
 @pytest.mark.parametrize("shape", [("--batch", 2, "--accum", 1), ("--batch", 1, "--accum", 2)],
                          ids=["batch-2", "accum-2"])
-@pytest.mark.parametrize("backend", ["cpu:reference", "cpu", "openvino:CPU"])
+@pytest.mark.parametrize("backend", ["cpu:reference", "cpu", "openvino:CPU", "ort"])
 def test_losses(run, tiny, rows, tmp_path, backend, shape):
     golden = json.loads((tiny / "golden.json").read_text())
     steps = train(run, tiny, rows, tmp_path / "out", backend, *shape)

@@ -1,0 +1,160 @@
+// The ONNX Runtime backend when things go wrong: no library, a wrong one, one that computes or
+// numbers its types otherwise, missing providers, damaged blobs, wrong buffers. A fake library
+// stands in, so no ONNX Runtime is needed.
+#include "backend/ort.h"
+
+#include <gtest/gtest.h>
+
+#include "backend/ort_api.h"
+#include "ops/ops.h"
+
+namespace npu {
+namespace {
+
+fs::path fake(const std::string& name) {
+  return fs::path(NPU_FAKE_DIR) / ("libfake_onnxruntime" + name + ".so");
+}
+std::unique_ptr<Backend> backend_of(const std::string& name, const std::string& provider = "") {
+  return make_ort(provider, fake(name));
+}
+
+// The one graph that the fake knows.
+Graph product() {
+  Builder b("product");
+  const Value x = b.input("x", {DType::kF32, {16, 64}});
+  const Value w = b.input("w", {DType::kF32, {32, 64}});
+  b.output("y", ops::matmul(x, w, {.transpose_rhs = true}));
+  return std::move(b).build();
+}
+
+template <class T>
+std::string error_text(const Result<T>& result) {
+  EXPECT_FALSE(result.ok());
+  return result.ok() ? "" : result.error().text();
+}
+
+bool contains(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Ort, LibraryThatIsAbsentIsAnErrorWithAHint) {
+  const auto backend = make_ort("", "/nowhere/libonnxruntime.so.1");
+  const std::string text = error_text(backend->compiler_version());
+  EXPECT_TRUE(contains(text, "/nowhere/libonnxruntime.so.1")) << text;
+  EXPECT_TRUE(contains(text, "pip install onnxruntime")) << text;
+  EXPECT_FALSE(backend->open({}).ok());
+  EXPECT_FALSE(backend->compile(product(), {}).ok());
+}
+
+TEST(Ort, LibraryOfAnotherKindIsAnError) {
+  const auto backend = make_ort("", fs::path(NPU_FAKE_DIR) / "libfake_openvino.so");
+  EXPECT_TRUE(contains(error_text(backend->open({})), "is not ONNX Runtime's library"));
+}
+
+TEST(Ort, ReleaseThatIsTooOldNamesItsVersion) {
+  const std::string text = error_text(backend_of("_old")->compiler_version());
+  EXPECT_TRUE(contains(text, "must be release 1.14 or later; got 0.0-fake")) << text;
+}
+
+TEST(Ort, WorkingLibraryPassesItsChecks) {
+  const auto backend = backend_of("");
+  EXPECT_EQ(backend->compiler_version().take(), "onnxruntime 0.0-fake CPU");
+  const auto device = backend->open({});
+  EXPECT_TRUE(device.ok()) << device.error().text();
+  EXPECT_FALSE(probe_ort("", fake("")).has_value());
+}
+
+TEST(Ort, ProviderThatTheLibraryLacksIsNotUsable) {
+  const auto absent = probe_ort("QNN", fake(""));
+  ASSERT_TRUE(absent.has_value());
+  EXPECT_EQ(absent->where, "ort:QNN");
+  EXPECT_TRUE(contains(absent->text(), "CPUExecutionProvider")) << absent->text();
+  EXPECT_FALSE(backend_of("", "QNN")->open({}).ok());
+  const std::string text = error_text(backend_of("", "QNN")->compile(product(), {}));
+  EXPECT_TRUE(contains(text, "provider QNN is not in this build")) << text;
+}
+
+TEST(Ort, RoundingInsideProductsIsFound) {
+  const std::string text = error_text(backend_of("_rounds")->open({}));
+  EXPECT_TRUE(contains(text, "must multiply in f32")) << text;
+}
+
+TEST(Ort, RenumberedElementTypesAreFound) {
+  const std::string text = error_text(backend_of("_renumbered")->open({}));
+  EXPECT_TRUE(contains(text, "must be f32[16,64]")) << text;
+  EXPECT_TRUE(contains(text, "element type 11")) << text;
+}
+
+TEST(Ort, RefusalCarriesTheLibrarysMessageOnOneLine) {
+  const std::string text = error_text(backend_of("_refusing")->compile(product(), {}));
+  EXPECT_TRUE(contains(text, "the fake says no")) << text;
+}
+
+TEST(Ort, VendorOptionThatIsRefusedIsNamed) {
+  const auto backend = backend_of("");
+  EXPECT_TRUE(backend->compile(product(), {.threads = 2, .vendor = {{"some.key", "1"}}}).ok());
+  const std::string text =
+      error_text(backend->compile(product(), {.threads = 2, .vendor = {{"no.such.key", "1"}}}));
+  EXPECT_TRUE(contains(text, "setting no.such.key failed")) << text;
+}
+
+TEST(Ort, FailedCallIsRetriable) {
+  const auto device = backend_of("_failing")->open({});
+  ASSERT_FALSE(device.ok());  // its proof can't run
+  EXPECT_EQ(device.error().kind, ErrorKind::kRetriable);
+  EXPECT_TRUE(contains(device.error().text(), "the device is gone")) << device.error().text();
+}
+
+TEST(Ort, DamagedBlobsAreErrors) {
+  const auto backend = backend_of("");
+  const auto device = backend->open({}).take();
+  const Graph graph = product();
+  const Blob blob = backend->compile(graph, {}).take();
+  ASSERT_TRUE(device->load(blob, graph).ok());
+  for (size_t at = 0; at < blob.size(); ++at) {
+    Blob flipped = blob;
+    flipped[at] ^= 1;
+    EXPECT_FALSE(device->load(flipped, graph).ok()) << "byte " << at;
+    EXPECT_FALSE(device->load(blob.substr(0, at), graph).ok()) << "first " << at << " bytes";
+  }
+}
+
+TEST(Ort, BuffersThatAreTooSmallAreErrors) {
+  const auto backend = backend_of("");
+  const auto device = backend->open({}).take();
+  const Graph graph = product();
+  const auto part = device->load(backend->compile(graph, {}).take(), graph).take();
+  const auto x = device->allocate(16 * 64 * 4).take(), w = device->allocate(32 * 64 * 4).take();
+  const auto y = device->allocate(16 * 32 * 4).take();
+  const auto small = device->view(y, 0, 16 * 32 * 4 - 1);
+  Buffer* const inputs[] = {x.get(), w.get()};
+  Buffer* const outputs[] = {y.get()};
+  Buffer* const small_inputs[] = {x.get(), small.get()};
+  Buffer* const small_outputs[] = {small.get()};
+  EXPECT_TRUE(
+      contains(error_text(device->submit(*part, small_inputs, outputs)), "w needs 8192 bytes"));
+  EXPECT_TRUE(
+      contains(error_text(device->submit(*part, inputs, small_outputs)), "y needs 2048 bytes"));
+  EXPECT_TRUE(device->submit(*part, inputs, outputs).ok());
+}
+
+TEST(Ort, SixteenBitArithmeticIsRefusedWithItsReason) {
+  const auto backend = backend_of("");
+  Builder b("mixed");
+  const Value w = b.input("w", {DType::kBF16, {4, 4}});
+  b.output("sum", ops::add(w, w));
+  b.output("wide", ops::convert(w, DType::kF32));
+  b.output("moved", ops::transpose(w, {1, 0}));
+  const Graph graph = std::move(b).build();
+  int refused = 0;
+  for (size_t id = 0; id < graph.nodes().size(); ++id) {
+    const auto reason = backend->unsupported(graph, static_cast<NodeId>(id));
+    if (!reason) continue;
+    ++refused;
+    EXPECT_EQ(*reason, "ort computes in f32, not in bf16");
+  }
+  EXPECT_EQ(refused, 1);
+}
+
+}  // namespace
+}  // namespace npu
