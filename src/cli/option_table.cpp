@@ -26,9 +26,10 @@ constexpr OptionSpec kTable[] = {
     {"host-parts", kText, "", "GROUPS", kRuns,
      "groups that run on the host: fwd,bwd,rms,rms-bwd,ce-stats,ce-grad, or none [backend's own]"},
     {"numerics", kText, "hf", "MODE", kRuns,
-     "where activations round: hf (after each op, as transformers) or fp32 (nowhere)"},
+     "where activations round: hf (after each op, as transformers), vllm (RoPE, SwiGLU and the "
+     "residual norm once) or fp32 (nowhere); see docs/numerics.md"},
     {"dtype", kText, "", "TYPE", kRuns,
-     "activation dtype: f32, bf16 [what the backend computes in]"},
+     "activation dtype: f32, bf16, f16 [what the backend computes in]"},
     {"weight-dtype", kText, "auto", "TYPE", kRuns,
      "frozen weights in memory: auto (as on disk where that costs nothing, else as activations), "
      "f32, bf16"},

@@ -169,8 +169,7 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   session.threads = static_cast<int>(options.integer("threads", 0, 1024));
   LayerOptions& layer = session.graphs.layer;
   layer.seq_len = options.integer("seq-len", 2, 1 << 20);
-  layer.numerics =
-      options.choice("numerics", {"hf", "fp32"}) == "hf" ? Numerics::kHf : Numerics::kFp32;
+  layer.numerics = *parse_numerics(options.choice("numerics", {"hf", "vllm", "fp32"}));
   layer.lora = lora;
   if (options.has("dtype")) session.activation_dtype = dtype_option(options, "dtype");
   if (options.has("max-mm")) session.max_contractions = options.integer("max-mm", 0);

@@ -51,7 +51,7 @@ DeviceModel::DeviceModel(const ModelConfig& config, const ModelGraphs& graphs, D
   const LayerOptions& o = graphs.options.layer;
   const DType compute = o.compute_dtype();
   const int64_t rows_M = o.batch * o.seq_len, hidden = config.hidden_size;
-  const TensorType activation{compute, {rows_M, hidden}};
+  const TensorType activation{o.stream_dtype(), {rows_M, hidden}};
 
   cos = allocate(device, {compute, {o.batch, 1, o.seq_len, config.head_dim}}, "cos");
   sin = allocate(device, cos.type, "sin");

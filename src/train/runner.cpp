@@ -59,8 +59,9 @@ void ModelRunner::State::load_batch(const Batch& batch) {
   NPU_CHECK(
       batch.batch == graphs.options.layer.batch && batch.seq_len == graphs.options.layer.seq_len,
       "batch of another shape than the graphs'");
+  const DType compute = graphs.options.layer.compute_dtype();
   fill_tensor(device(), model.layer_input(0),
-              [&](Tensor& x) { embedding_rows(model.embedding_VH, batch, x); });
+              [&](Tensor& x) { embedding_rows(model.embedding_VH, batch, compute, x); });
   Tensor cos(model.cos.type.dtype, model.cos.type.shape), sin = cos.clone();
   rope_inputs(config, batch, cos, sin);
   upload_tensor(device(), model.cos, cos);

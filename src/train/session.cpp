@@ -49,6 +49,7 @@ MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& gra
   const GraphOptions& o = graphs.options;
   const int64_t weight_bytes = static_cast<int64_t>(dtype_bytes(o.layer.weight_dtype));
   const int64_t compute_bytes = static_cast<int64_t>(dtype_bytes(o.layer.compute_dtype()));
+  const int64_t stream_bytes = static_cast<int64_t>(dtype_bytes(o.layer.stream_dtype()));
   const int64_t layers = config.num_hidden_layers, rows_M = o.layer.batch * o.layer.seq_len;
   MemoryEstimate memory;
   int64_t linear_elements = 0, adapter_elements = 0;
@@ -63,7 +64,7 @@ MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& gra
                    layers * (2 * config.hidden_size * compute_bytes + adapter_elements * 4);
   if (!config.tie_word_embeddings) memory.weights += embedding * weight_bytes;
   const int64_t kept = o.train ? layers + 3 : 2;
-  memory.activations = kept * rows_M * config.hidden_size * compute_bytes +
+  memory.activations = kept * rows_M * config.hidden_size * stream_bytes +
                        o.layer.batch * o.layer.seq_len * o.layer.seq_len * compute_bytes;
   memory.saved = layers * graphs.saved_bytes_per_layer();
   // One chunk's logits and their exponentials are live inside a head part.
