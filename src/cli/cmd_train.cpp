@@ -60,6 +60,7 @@ void check_ranges(const Options& options) {
        {"save-every", "eval-every", "warmup", "loss-rows", "skip-bad-rows", "seed"}) {
     options.integer(name, 0);
   }
+  parse_loss_scale(options.text("loss-scale"), DType::kF32);
   if (options.real("grad-clip") < 0) {
     fail(ErrorKind::kUsage, "--grad-clip", "must not be negative", options.text("grad-clip"));
   }
@@ -99,12 +100,13 @@ std::string options_digest(const Options& options, const LoraSpec& lora, int64_t
   for (const std::string& target : lora.targets) text << " " << target;
   if (options.text("schedule") != "constant") text << " steps=" << steps;
   text << " backend=" << session.backend
+       << " activations=" << dtype_name(session.graphs.layer.activation_dtype)
        << " weights=" << dtype_name(session.graphs.layer.weight_dtype)
        << " recompute=" << (session.graphs.recompute == Recompute::kNone ? "none" : "layer")
        << " loss-rows=" << session.graphs.loss_rows;
   for (const char* name :
        {"vocab-chunk", "seq-len", "batch", "accum", "lr", "warmup", "schedule", "weight-decay",
-        "betas", "eps", "grad-clip", "seed", "packing", "train-on", "numerics"}) {
+        "betas", "eps", "grad-clip", "seed", "packing", "train-on", "numerics", "loss-scale"}) {
     text << " " << name << "=" << options.text(name);
   }
   return text.str();
@@ -336,6 +338,8 @@ int cmd_train(const Options& options) {
         std::llround(std::ceil(micro_batches / static_cast<double>(options.integer("accum", 1)))));
   }
   const SessionOptions session = run.session(batcher);
+  run.config.loss_scale =
+      parse_loss_scale(options.text("loss-scale"), session.graphs.layer.compute_dtype());
   auto runner = start_runner(run.model.config, session, *run.model.weights, options.flag("quiet"));
   // Before this there is nothing to save, so a signal just ends the program.
   install_stop_signals();

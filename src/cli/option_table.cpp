@@ -72,6 +72,9 @@ constexpr OptionSpec kTable[] = {
     {"grad-clip", kReal, "1.0", "X", "train", "largest gradient norm; 0 = no clipping"},
     {"max-bad-steps", kInteger, "5", "N", "train",
      "stop after this many non-finite steps in a row"},
+    {"loss-scale", kText, "auto", "auto|N|off", "train",
+     "factor on the loss before the backward pass: auto (for f16 activations: from 65536, halved "
+     "when a gradient overflows, doubled after 2,000 good steps), a fixed number, or off"},
     {"seed", kInteger, "0", "N", "train check", "of the adapter's initial values and the shuffle"},
     // Data.
     {"packing", kText, "best-fit", "MODE", "train", "best-fit, wrap or none"},

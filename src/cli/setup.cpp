@@ -196,15 +196,14 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   session.compile.worker = {self_executable(), "compile-worker"};
   // Weights follow the activations unless asked otherwise. Where widening is free they stay as they
   // are on disk: the same values in half the memory.
+  const auto backend = make_backend(session.backend).take();
+  const Traits& traits = backend->traits();
+  layer.activation_dtype = session.activation_dtype.value_or(traits.compute_dtype);
   const std::string weights = options.choice("weight-dtype", {"auto", "f32", "bf16", "f16"});
   if (weights != "auto") {
     layer.weight_dtype = *parse_dtype(weights);
   } else {
-    const auto backend = make_backend(session.backend).take();
-    const Traits& traits = backend->traits();
-    layer.weight_dtype = traits.widens_weights
-                             ? config.storage_dtype
-                             : session.activation_dtype.value_or(traits.compute_dtype);
+    layer.weight_dtype = traits.widens_weights ? config.storage_dtype : layer.activation_dtype;
   }
   return session;
 }
