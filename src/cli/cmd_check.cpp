@@ -177,6 +177,7 @@ void print_comparison(const std::string& title, const Comparison& c) {
 }  // namespace
 
 int cmd_check(const Options& options) {
+  if (options.has("serve-gap")) return check_serve_gap(options);
   if (options.flag("quiet") || options.flag("json")) set_log_level(LogLevel::kWarn);
   const CheckInputs in = read_inputs(options);
   const std::string backend = options.text("backend");
