@@ -12,6 +12,7 @@
 #include "base/version.h"
 #include "cli/checkpoint.h"
 #include "cli/commands.h"
+#include "cli/drift_watch.h"
 #include "cli/run_log.h"
 #include "cli/scoring.h"
 #include "io/dataset.h"
@@ -61,6 +62,7 @@ void check_ranges(const Options& options) {
     options.integer(name, 0);
   }
   parse_loss_scale(options.text("loss-scale"), DType::kF32);
+  check_drift_options(options);
   if (options.real("grad-clip") < 0) {
     fail(ErrorKind::kUsage, "--grad-clip", "must not be negative", options.text("grad-clip"));
   }
@@ -225,9 +227,14 @@ void Run::write_run_json(const Trainer& trainer, const Json& extra) const {
 // The loop: steps, log, checkpoints, signals. Returns the exit code.
 class Loop {
  public:
-  Loop(const Run& run, Trainer& trainer, Batcher& batcher, ModelRunner& runner, RunLog& log,
-       const SessionOptions& session)
-      : run_(run), trainer_(trainer), batcher_(batcher), runner_(runner), log_(log) {
+  Loop(const Run& run, Trainer& trainer, Batcher& batcher, std::unique_ptr<ModelRunner>& runner,
+       RunLog& log, const SessionOptions& session)
+      : run_(run),
+        trainer_(trainer),
+        batcher_(batcher),
+        runner_(runner),
+        log_(log),
+        drift_(run.options, run.model.config, session, *run.model.weights, runner, trainer, log) {
     info_.data_sha256 = run.content_digest();
     info_.options_digest = options_digest(run.options, run.lora, run.config.steps, session);
   }
@@ -235,6 +242,7 @@ class Loop {
   void resume(const fs::path& checkpoint) {
     info_ = load_checkpoint(checkpoint, trainer_, info_);
     batcher_.seek(info_.position);
+    drift_.move_to_host(info_.host_groups);
     log_.event("resume", {{"checkpoint", checkpoint.string()}}, trainer_.step());
   }
 
@@ -280,6 +288,16 @@ class Loop {
                      std::to_string(trainer_.bad_steps_in_a_row()) + " steps in a row",
                  "", "a lower --lr, --warmup, or `npu-lora check` on this backend");
     }
+    watch_drift(micro_batches[0]);
+  }
+
+  void watch_drift(const Batch& batch) {
+    const Result<bool> within = drift_.after_step(batch);
+    if (within.ok() && within.value()) return;
+    save();
+    if (!within.ok()) throw UserError(within.error());
+    fail(ErrorKind::kCheckFailed, "--drift-limit", "the run drifts from the reference",
+         drift_.why(), "`npu-lora check` names the part group; --drift-action host moves it");
   }
 
   double epoch() const {
@@ -292,25 +310,29 @@ class Loop {
     info_.step = trainer_.step();
     info_.bad_steps = trainer_.bad_steps_in_a_row();
     info_.updates = trainer_.updates();
+    info_.host_groups = drift_.moved();
     save_checkpoint(run_.out, trainer_, info_, run_.options.integer("keep", 1));
     log_.event("checkpoint", {{"step", info_.step}}, info_.step);
   }
 
   void evaluate() {
     if (run_.held_out.rows.empty()) return;
-    const LossSum loss = held_out_loss(runner_, run_.held_out);
+    const LossSum loss = held_out_loss(*runner_, run_.held_out);
+    const double mean = loss.nats / static_cast<double>(std::max<int64_t>(1, loss.tokens));
     log_.event("eval",
                {{"step", trainer_.step()},
-                {"eval_loss", loss.nats / static_cast<double>(std::max<int64_t>(1, loss.tokens))},
+                {"eval_loss", std::isfinite(mean) ? Json(mean) : Json(nullptr)},
                 {"eval_tokens", loss.tokens}},
                trainer_.step());
+    if (!std::isfinite(mean)) log_warn("train", "the held-out loss is not finite");
   }
 
   const Run& run_;
   Trainer& trainer_;
   Batcher& batcher_;
-  ModelRunner& runner_;
+  std::unique_ptr<ModelRunner>& runner_;
   RunLog& log_;
+  DriftWatch drift_;
   CheckpointInfo info_;
 };
 
@@ -355,7 +377,7 @@ int cmd_train(const Options& options) {
   }
   RunLog log(log_path, run.config.steps, options.flag("quiet"));
   run.write_run_json(trainer, Json::object());
-  Loop loop(run, trainer, batcher, *runner, log, session);
+  Loop loop(run, trainer, batcher, runner, log, session);
   if (checkpoint) loop.resume(*checkpoint);
   log.event("start",
             {{"backend", session.backend},

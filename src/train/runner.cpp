@@ -32,11 +32,12 @@ struct ModelRunner::State {
   HeadJoin join;
   Phases phases;
 
-  State(const ModelConfig& c, ModelGraphs g, std::unique_ptr<Runtime> r, const WeightStore& w)
+  State(const ModelConfig& c, ModelGraphs g, std::unique_ptr<Runtime> r, const WeightStore& w,
+        bool adopt)
       : config(c),
         graphs(std::move(g)),
         runtime(std::move(r)),
-        model(config, graphs, runtime->device(), w),
+        model(config, graphs, runtime->device(), w, adopt),
         join(graphs.options.loss_rows, config.hidden_size, graphs.options.train) {}
 
   Device& device() { return runtime->device(); }
@@ -194,8 +195,10 @@ std::optional<Error> ModelRunner::State::backward(std::span<Parameter> parameter
 }
 
 ModelRunner::ModelRunner(const ModelConfig& config, ModelGraphs graphs,
-                         std::unique_ptr<Runtime> runtime, const WeightStore& weights)
-    : state_(std::make_unique<State>(config, std::move(graphs), std::move(runtime), weights)) {}
+                         std::unique_ptr<Runtime> runtime, const WeightStore& weights,
+                         bool adopt_weights)
+    : state_(std::make_unique<State>(config, std::move(graphs), std::move(runtime), weights,
+                                     adopt_weights)) {}
 ModelRunner::~ModelRunner() = default;
 
 const ModelConfig& ModelRunner::config() const { return state_->config; }
@@ -204,6 +207,9 @@ int64_t ModelRunner::batch_size() const { return state_->graphs.options.layer.ba
 int64_t ModelRunner::seq_len() const { return state_->graphs.options.layer.seq_len; }
 const ModelRunner::Phases& ModelRunner::phases() const { return state_->phases; }
 int64_t ModelRunner::device_bytes() const { return state_->model.bytes; }
+std::vector<std::pair<std::string, DeviceTensor>> ModelRunner::frozen_weights() const {
+  return state_->model.frozen_weights(state_->config);
+}
 
 void ModelRunner::set_adapter(std::span<const Parameter> parameters) {
   const std::vector<std::string> inputs = trained_inputs(state_->graphs.options.layer.lora);

@@ -36,13 +36,13 @@ CompileReport compile(Prepared& prepared) {
 }
 
 std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
-                                  const WeightStore& weights) {
+                                  const WeightStore& weights, bool adopt_weights) {
   DeviceOptions device_options;
   device_options.threads = prepared.options.threads;
   auto runtime =
       Runtime::create(std::move(prepared.plan), *prepared.backend, device_options).take();
   return std::make_unique<ModelRunner>(config, std::move(prepared.graphs), std::move(runtime),
-                                       weights);
+                                       weights, adopt_weights);
 }
 
 MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs) {

@@ -38,9 +38,10 @@ Prepared prepare(const ModelConfig& config, SessionOptions options);
 // Compiles (or takes from the cache) every distinct part. Throws when `expect_cached` was broken.
 CompileReport compile(Prepared& prepared);
 
-// Loads parts and weights. The prepared plan is consumed.
+// Loads parts and weights, which with `adopt_weights` stay where they are if the device can use
+// them there. The prepared plan is consumed.
 std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
-                                  const WeightStore& weights);
+                                  const WeightStore& weights, bool adopt_weights = false);
 
 // Bytes that a run holds on the device and, on host-memory backends, in this process.
 struct MemoryEstimate {
