@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iostream>
 #include <stdexcept>
 #include <thread>
@@ -56,6 +57,9 @@ class FakeDevice : public Device {
     if (!options_.refuse_load.empty()) {
       return Error{ErrorKind::kRetriable, "device", options_.refuse_load, "", ""};
     }
+    if (options_.refuse_exp && has_exp(part)) {
+      return Error{ErrorKind::kBadInput, "device", "will not run an exp", "", ""};
+    }
     return inner_->load(blob, part);
   }
   Result<std::shared_ptr<Buffer>> allocate(size_t bytes) override {
@@ -78,7 +82,9 @@ class FakeDevice : public Device {
   }
   Result<Ticket> submit(Executable& executable, std::span<Buffer* const> inputs,
                         std::span<Buffer* const> outputs) override {
-    if (submits_++ == options_.fail_submit) {
+    const int number = submits_++;
+    const bool past = options_.stays_lost && options_.fail_submit >= 0;
+    if (number == options_.fail_submit || (past && number > options_.fail_submit)) {
       return Error{ErrorKind::kRetriable, "device", "was lost", "", ""};
     }
     if (!options_.hidden_memory) return inner_->submit(executable, inputs, outputs);
@@ -134,9 +140,16 @@ std::optional<std::string> FakeBackend::unsupported(const Graph& graph, NodeId n
 
 Result<Blob> FakeBackend::compile(const Graph& part, const CompileOptions& options) {
   const std::string& mode = options_.mode;
+  if (const char* file = std::getenv("NPU_FAKE_LOG")) {
+    std::ofstream(file, std::ios::app) << part.nodes().size() << "\n";
+  }
+  if (options_.rejects && options_.rejects(part)) {
+    return Error{ErrorKind::kBadInput, "fake", "will not take this", "", ""};
+  }
   if (has_exp(part)) {
     std::cerr << "compiling exp" << std::endl;
-    if (mode == "reject") return Error{ErrorKind::kBadInput, "exp", "is not accepted", "", ""};
+    if (mode == "reject" || (mode == "pair" && part.num_contractions() > 0))
+      return Error{ErrorKind::kBadInput, "exp", "is not accepted", "", ""};
     if (mode == "lost") return Error{ErrorKind::kRetriable, "library", "is not there", "", ""};
     if (mode == "crash") std::raise(SIGSEGV);
     if (mode == "exit") std::_Exit(5);

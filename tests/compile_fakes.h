@@ -1,6 +1,7 @@
 // Backends that misbehave on purpose, and graphs to try them on. Both wrap a real CPU backend.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,7 +16,8 @@ namespace npu::testing_fakes {
 // What compile() does with a part that holds an `exp`: the mode in the backend's name, so that a
 // child does the same ("fake:crash").
 //   ok, reject, lost (retriable), crash, exit, throw, hang, memory, noise (prints to stdout first),
-//   fall (answers, then crashes)
+//   fall (answers, then crashes), pair (rejects it beside a matmul only)
+// With the environment variable NPU_FAKE_LOG set to a file, each compile appends a line to it.
 struct FakeOptions {
   std::string mode = "ok";
   std::string inner = "cpu:reference";
@@ -24,8 +26,11 @@ struct FakeOptions {
   bool exp_unsupported = false;
   // Buffers that the host can't address, on a device that runs calls only when they are waited for.
   bool hidden_memory = false;
-  std::string refuse_load;  // an error of every load
-  int fail_submit = -1;     // the number of the submit that fails
+  std::string refuse_load;                    // an error of every load
+  int fail_submit = -1;                       // the number of the submit that fails
+  bool stays_lost = false;                    // and all after it
+  bool refuse_exp = false;                    // an error of the loads of parts that hold an exp
+  std::function<bool(const Graph&)> rejects;  // compiles in this process only
 };
 
 class FakeBackend : public Backend {

@@ -40,6 +40,7 @@ struct Fixture {
     settings.worker = worker_argv();
     settings.jobs = 2;
     settings.seconds_limit = 60;
+    settings.adaptive_cut = false;  // adaptive_cut_test.cpp has it on
   }
 
   CompileReport compile() {

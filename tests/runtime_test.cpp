@@ -34,6 +34,11 @@ size_t on_host(const Runtime& runtime) {
   return count;
 }
 
+// Until a run fails.
+void while_running(Runtime& runtime, const std::string& graph) {
+  for (int i = 0; i < 10; ++i) run_graph(runtime, graph);
+}
+
 TEST(Arena, ValuesInUseTogetherDontOverlap) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
@@ -257,6 +262,52 @@ TEST(Runtime, RefusedLoadNamesThePart) {
   const auto runtime = Runtime::create(plan, backend, {});
   ASSERT_FALSE(runtime.ok());
   EXPECT_EQ(runtime.error().text(), "blocks.0 on fake:ok: device: blob refused");
+}
+
+// The device is well but refuses one part: that part runs on the host, wherever it is used.
+TEST(Runtime, PartRefusedAtLoadGoesToTheHost) {
+  FakeOptions options;
+  options.refuse_exp = true;
+  FakeBackend backend(options);
+  auto runtime =
+      make_runtime({{"fwd", blocks_graph("a")}, {"bwd", blocks_graph("b")}}, backend, cut_to(1));
+  EXPECT_EQ(on_host(*runtime), 2u);
+  for (const PlannedPart& part : runtime->plan().graph("b").parts) {
+    if (!part.on_host) continue;
+    EXPECT_EQ(part.host_reason, "refused at load: device: will not run an exp");
+  }
+  FakeBackend whole({});
+  auto reference = make_runtime({{"fwd", blocks_graph("b")}}, whole, cut_to(0));
+  EXPECT_LT(difference(run_graph(*runtime, "b")["y"], run_graph(*reference, "b")["y"]).rel_l2,
+            1e-5);
+}
+
+// Groups move to the host and back between runs; what a failed run says decides which.
+TEST(Runtime, GroupsMoveBetweenDeviceAndHost) {
+  for (const bool hidden : {false, true}) {
+    FakeOptions options;
+    options.hidden_memory = hidden;
+    options.fail_submit = 12;
+    FakeBackend backend(options);
+    auto runtime =
+        make_runtime({{"fwd", blocks_graph("a")}, {"bwd", blocks_graph("b")}}, backend, cut_to(1));
+    const Results on_device = run_graph(*runtime, "b");
+    EXPECT_EQ(runtime->failed_group(), "");
+    const size_t parts = runtime->plan().graph("b").parts.size();
+    ASSERT_FALSE(runtime->place_group("bwd", true, "for a test"));
+    EXPECT_EQ(on_host(*runtime), parts);
+    EXPECT_EQ(runtime->plan().graph("b").parts[0].host_reason, "for a test");
+    const Results moved = run_graph(*runtime, "b");
+    EXPECT_LT(difference(moved.at("y"), on_device.at("y")).rel_l2, 1e-5);
+    ASSERT_FALSE(runtime->place_group("bwd", false, ""));
+    EXPECT_EQ(on_host(*runtime), 0u);
+    EXPECT_EQ(runtime->plan().graph("b").parts[0].host_reason, "");
+    expect_same_bits(run_graph(*runtime, "a"), on_device);
+    EXPECT_THROW(while_running(*runtime, "b"), UserError);
+    EXPECT_EQ(runtime->failed_group(), "bwd");
+    ASSERT_FALSE(runtime->place_group(std::string(runtime->failed_group()), true, "lost"));
+    expect_same_bits(run_graph(*runtime, "b"), moved);
+  }
 }
 
 TEST(Runtime, UncompiledPlanIsABug) {

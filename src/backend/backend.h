@@ -30,6 +30,7 @@ struct Traits {
   bool host_memory = true;              // buffers are host memory: host_pointer() is never null
   bool deterministic = true;            // equal inputs give equal bits
   double launch_seconds = 0;            // cost of one call, for plan
+  DType precision = DType::kF32;        // of f32 arithmetic: bf16 where operands are rounded to it
   bool widens_weights = false;          // 16-bit weights are widened inside matmuls at no cost
   // Passes of transform/legalise.h, by name, that its compiler needs after the default ones.
   std::vector<std::string> legalise;
@@ -62,6 +63,8 @@ class Device {
  public:
   virtual ~Device() = default;
 
+  // Errors: kBadInput when this part is refused (it goes to the host), kRetriable when the device is
+  // lost, busy or full.
   virtual Result<std::unique_ptr<Executable>> load(const Blob& blob, const Graph& part) = 0;
 
   // Zero-filled, aligned to kBufferAlignment. Out of memory is a kRetriable Error.

@@ -27,6 +27,7 @@ class OpenVinoBackend : public Backend {
       : target_(target), library_path_(std::move(library_path)) {
     traits_.name = target.backend;
     traits_.compute_dtype = target.compute_dtype;
+    traits_.precision = target.compute_dtype;
     traits_.launch_seconds = target.launch_seconds;
   }
 

@@ -1,147 +1,18 @@
 // npu-lora check: loss and every LoRA gradient of a backend against the CPU, and both against f32.
-#include <algorithm>
-#include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
-#include "base/random.h"
-#include "cli/commands.h"
+#include "cli/check_inputs.h"
+#include "cli/check_report.h"
 #include "io/safetensors.h"
-#include "train/check.h"
-#include "train/lora_state.h"
 
 namespace npu {
 namespace {
 
-constexpr double kCheckBStd = 0.01;  // B = 0 would hide the gradient of A
-
-// int64 [B,S] → int32, range-checked.
-std::vector<int32_t> token_tensor(const SafetensorsFile& file, const std::string& where,
-                                  const char* name, int64_t low, int64_t high, Shape& shape) {
-  if (!file.has(name)) {
-    fail_input(where, std::string("tensor ") + name + " is missing", "",
-               "--batch takes input_ids and labels, int64 [B,S]");
-  }
-  const Tensor tensor = file.get(name);
-  if (tensor.dtype() != DType::kI64 || tensor.shape().size() != 2 || tensor.size() == 0) {
-    fail_input(where + ":" + name, "must be int64 [B,S]",
-               std::string(dtype_name(tensor.dtype())) + shape_text(tensor.shape()));
-  }
-  shape = tensor.shape();
-  std::vector<int32_t> values;
-  for (const int64_t value : tensor.values<int64_t>()) {
-    if ((value < low || value >= high) && value != kNoLoss) {
-      fail_input(where + ":" + name, "token ids must be in [0, " + std::to_string(high) + ")",
-                 std::to_string(value));
-    }
-    values.push_back(static_cast<int32_t>(value));
-  }
-  return values;
-}
-
-Batch read_batch(const std::string& path, const ModelConfig& config) {
-  const SafetensorsFile file = SafetensorsFile::open(path);
-  Shape shape, label_shape;
-  Batch batch;
-  batch.input_ids = token_tensor(file, path, "input_ids", 0, config.vocab_size, shape);
-  batch.labels = token_tensor(file, path, "labels", 0, config.vocab_size, label_shape);
-  if (shape != label_shape) {
-    fail_input(path, "input_ids and labels must have one shape",
-               shape_text(shape) + " and " + shape_text(label_shape));
-  }
-  for (const int32_t id : batch.input_ids) {
-    if (id < 0)
-      fail_input(path + ":input_ids", "token ids must not be negative", std::to_string(id));
-  }
-  batch.batch = shape[0];
-  batch.seq_len = shape[1];
-  return batch;
-}
-
-Batch random_batch(const ModelConfig& config, int64_t seq_len, uint64_t seed) {
-  const RandomStream random(seed, "check batch");
-  Batch batch;
-  batch.batch = 1;
-  batch.seq_len = seq_len;
-  for (int64_t i = 0; i < seq_len; ++i) {
-    batch.input_ids.push_back(static_cast<int32_t>(random.bits(static_cast<uint64_t>(i)) %
-                                                   static_cast<uint64_t>(config.vocab_size)));
-  }
-  batch.labels = batch.input_ids;
-  return batch;
-}
-
-// Every sequence is one document from its first token to its last.
-void fill_positions(Batch& batch) {
-  for (int64_t b = 0; b < batch.batch; ++b) {
-    for (int64_t s = 0; s < batch.seq_len; ++s) {
-      batch.segments.push_back(0);
-      batch.positions.push_back(static_cast<int32_t>(s));
-    }
-  }
-  batch.num_documents = batch.batch;
-}
-
-struct CheckInputs {
-  ModelConfig config;
-  std::unique_ptr<WeightStore> weights;
-  LoraSpec lora;
-  std::vector<Parameter> parameters;
-  Batch batch;
-};
-
-CheckInputs read_inputs(const Options& options) {
-  CheckInputs in;
-  const bool random = options.has("random-weights");
-  HfModel model = open_model(options, !random);
-  in.config = model.config;
-  if (const int64_t layers = options.integer("layers"); layers > 0) {
-    in.config.num_hidden_layers = std::min(layers, in.config.num_hidden_layers);
-  }
-  in.weights =
-      random ? random_weights(in.config, static_cast<uint64_t>(options.integer("random-weights")))
-             : std::move(model.weights);
-  const uint64_t seed = static_cast<uint64_t>(options.integer("seed"));
-  in.lora = lora_options(options);
-  if (options.has("adapter")) {
-    const Adapter adapter = read_peft_adapter(options.text("adapter"), model.config);
-    in.lora = adapter.lora;
-    refuse_other_lora(options, "--adapter", in.lora);
-    in.parameters = lora_from_tensors(in.config, in.lora, adapter.tensors);
-  } else {
-    in.parameters = init_lora(in.config, in.lora, seed, kCheckBStd);
-  }
-  in.batch = options.has("batch-file")
-                 ? read_batch(options.text("batch-file"), in.config)
-                 : random_batch(in.config, options.integer("seq-len", 2), seed);
-  fill_positions(in.batch);
-  return in;
-}
-
-RunResult run_on(const Options& options, const CheckInputs& in, const std::string& backend,
-                 bool fp32) {
-  SessionOptions session = session_options(options, in.lora, in.config);
-  session.backend = backend;
-  if (backend != options.text("backend")) {
-    session.host_groups.emplace();  // the reference runs whole, wherever the device's parts go
-    session.max_contractions = 0;
-  }
-  if (fp32) session.graphs.layer.numerics = Numerics::kFp32;
-  session.graphs.layer.batch = in.batch.batch;
-  session.graphs.layer.seq_len = in.batch.seq_len;
-  const int64_t rows = in.batch.rows(), asked = options.integer("loss-rows");
-  session.graphs.loss_rows =
-      asked > 0 ? std::min(asked, rows)
-                : loss_row_bucket(static_cast<int64_t>(loss_rows(in.batch).size()), rows);
-  resolve_recompute(options, in.config, session);
-  auto runner = start_runner(in.config, session, *in.weights, options.flag("quiet"));
-  std::vector<Parameter> parameters;
-  for (const Parameter& p : in.parameters) {
-    parameters.push_back(make_parameter(p.name, p.value.clone()));
-  }
-  return run_once(*runner, std::move(parameters), in.batch);
-}
+// A step of cpu:reference's own kernels at about 1 GFLOP/s; more than half a minute of them is not
+// worth a table that was not asked for.
+constexpr double kCheapJudgeFlops = 3e10;
 
 void dump(const std::string& path, const RunResult& run) {
   std::map<std::string, Tensor> tensors;
@@ -150,75 +21,147 @@ void dump(const std::string& path, const RunResult& run) {
   write_safetensors(path, tensors);
 }
 
-Json comparison_json(const Comparison& c) {
-  Json out = {{"loss", c.loss},
-              {"reference_loss", c.reference_loss},
-              {"loss_rel", c.loss_rel},
-              {"worst_grad_rel", c.worst_grad_rel},
-              {"min_cosine", c.min_cosine},
-              {"grads", Json::array()}};
-  for (const GradientError& g : c.grads) {
-    out["grads"].push_back({{"name", g.name}, {"rel", g.rel}, {"cosine", g.cosine}});
+double step_flops(const ModelConfig& config, const Plan& plan, const ModelGraphs& graphs) {
+  double flops = 0;
+  for (const PlannedGraph& graph : plan.graphs) {
+    const bool per_layer = graph.name == kLayerForward || graph.name == kLayerBackward;
+    const auto calls =
+        static_cast<double>(per_layer               ? config.num_hidden_layers
+                            : graph.name == kCeGrad ? static_cast<int64_t>(graphs.chunks.size())
+                                                    : 1);
+    flops += calls * graph.graph.contraction_flops();
   }
-  return out;
+  return flops;
 }
 
-void print_comparison(const std::string& title, const Comparison& c) {
-  std::cout << title << "\n  loss " << std::setprecision(7) << c.loss << ", reference "
-            << c.reference_loss << ", relative difference " << std::setprecision(3) << c.loss_rel
-            << "\n  worst gradients (of " << c.grads.size() << "):\n";
-  for (size_t i = 0; i < std::min<size_t>(5, c.grads.size()); ++i) {
-    std::cout << "    " << std::left << std::setw(52) << c.grads[i].name << std::right << " rel "
-              << std::scientific << std::setprecision(2) << c.grads[i].rel << std::defaultfloat
-              << "  cosine " << std::setprecision(8) << c.grads[i].cosine << "\n";
+class Check {
+ public:
+  explicit Check(const Options& options)
+      : options_(options), in_(read_check_inputs(options)), session_(check_session(options, in_)) {
+    report_.model = options.text("model");
+    report_.backend = session_.backend;
+    report_.reference = session_.backend == "cpu" ? "cpu:reference" : "cpu";
+    if (options.has("reference")) report_.reference = options.text("reference");
+    const LayerOptions& layer = session_.graphs.layer;
+    report_.layers = in_.config.num_hidden_layers;
+    report_.batch = layer.batch;
+    report_.seq_len = layer.seq_len;
+    report_.dtype = dtype_name(*session_.activation_dtype);
+    report_.weight_dtype = dtype_name(layer.weight_dtype);
+    report_.numerics = options.text("numerics");
   }
-}
+
+  // Returns the exit code.
+  int run() {
+    const bool alone = report_.reference == "none";
+    run_device(!alone);
+    if (options_.has("dump")) dump(options_.text("dump"), device_.front());
+    if (alone) {
+      std::cout << (options_.flag("json") ? Json{{"loss", device_.front().loss}}.dump()
+                                          : "loss " + std::to_string(device_.front().loss))
+                << "\n";
+      return 0;
+    }
+    reference_ = run_session(reference_session(session_, report_.reference), in_, quiet());
+    report_.versus_reference = compare(device_, reference_);
+    for (size_t i = 0; i < device_.size(); ++i) {
+      report_.seeds.push_back({in_.cases[i].seed, compare_runs(device_[i], reference_[i])});
+    }
+    compare_with_fp32();
+    blame();
+    if (options_.has("html")) publish_text(options_.text("html"), check_html(report_));
+    if (options_.flag("json")) {
+      std::cout << check_json(report_).dump(2) << "\n";
+    } else {
+      print_check(std::cout, report_, static_cast<size_t>(options_.integer("top", 1)));
+    }
+    return report_.pass() ? 0 : static_cast<int>(ErrorKind::kCheckFailed);
+  }
+
+ private:
+  bool quiet() const { return options_.flag("quiet"); }
+
+  static Comparison compare(const std::vector<RunResult>& runs,
+                            const std::vector<RunResult>& references) {
+    std::vector<Comparison> comparisons;
+    for (size_t i = 0; i < runs.size(); ++i) {
+      comparisons.push_back(compare_runs(runs[i], references[i]));
+    }
+    return worst_of(comparisons);
+  }
+
+  // The device's runs, and its parts alone where that is cheap.
+  void run_device(bool judge_parts) {
+    auto runner = start_runner(in_.config, session_, *in_.weights, quiet());
+    Runtime& runtime = runner->runtime();
+    report_.placement = placement_of(runtime.plan());
+    const std::string wanted = options_.choice("parts", {"auto", "always", "never"});
+    const bool cheap = report_.reference != "cpu:reference" ||
+                       step_flops(in_.config, runtime.plan(), runner->graphs()) < kCheapJudgeFlops;
+    std::optional<PartComparer> comparer;
+    if (judge_parts && wanted != "never" && (cheap || wanted == "always")) {
+      comparer.emplace(runtime.plan(), runtime.device(), report_.reference,
+                       device_precision(session_), std::nullopt, session_.threads);
+      runtime.set_probe([&comparer](const Runtime::PartCall& call) { comparer->compare(call); });
+    }
+    device_ = run_cases(*runner, in_);
+    runtime.set_probe(nullptr);
+    if (!comparer) return;
+    report_.parts_judge = report_.reference;
+    report_.parts = comparer->results();
+  }
+
+  void compare_with_fp32() {
+    // In f32 the reference already is the f32 run.
+    const bool rounds = session_.graphs.layer.numerics != Numerics::kFp32 &&
+                        *session_.activation_dtype != DType::kF32;
+    const DType weights = session_.graphs.layer.weight_dtype;
+    if (!rounds && (weights == DType::kF32 || weights == in_.config.storage_dtype)) {
+      report_.versus_fp32 = report_.versus_reference;
+      return;
+    }
+    const std::vector<RunResult> fp32 =
+        run_session(fp32_session(session_, in_.config), in_, quiet());
+    report_.versus_fp32 = compare(device_, fp32);
+    report_.reference_versus_fp32 = compare(reference_, fp32);
+  }
+
+  // Each group that has parts on the device moves to the host once.
+  void blame() {
+    const std::string wanted = options_.choice("blame", {"auto", "always", "never"});
+    if (wanted == "never" || (wanted == "auto" && report_.pass())) return;
+    std::set<std::string, std::less<>> on_host;
+    std::vector<std::string> movable;
+    for (const GroupPlacement& g : report_.placement) {
+      if (g.host_parts == g.parts) {
+        on_host.insert(g.group);
+      } else {
+        movable.push_back(g.group);
+      }
+    }
+    const auto with_group_on_host = [&](const std::string& group) {
+      SessionOptions moved = session_;
+      moved.host_groups = on_host;
+      moved.host_groups->insert(group);
+      log_info("check", "again with " + group + " on the host");
+      return compare(run_session(moved, in_, quiet()), reference_);
+    };
+    report_.blame = blame_groups(movable, with_group_on_host, report_.limits);
+  }
+
+  const Options& options_;
+  CheckInputs in_;
+  SessionOptions session_;
+  std::vector<RunResult> device_, reference_;
+  CheckReport report_;
+};
 
 }  // namespace
 
 int cmd_check(const Options& options) {
   if (options.has("serve-gap")) return check_serve_gap(options);
   if (options.flag("quiet") || options.flag("json")) set_log_level(LogLevel::kWarn);
-  const CheckInputs in = read_inputs(options);
-  const std::string backend = options.text("backend");
-  const RunResult run = run_on(options, in, backend, false);
-  if (options.has("dump")) dump(options.text("dump"), run);
-
-  const auto chosen = make_backend(backend).take();
-  const std::string name = chosen->traits().name;
-  std::string reference = name == "cpu" ? "cpu:reference" : "cpu";
-  if (options.has("reference")) reference = options.text("reference");
-  if (reference == "none") {
-    std::cout << (options.flag("json") ? Json{{"loss", run.loss}}.dump()
-                                       : "loss " + std::to_string(run.loss))
-              << "\n";
-    return 0;
-  }
-  const RunResult cpu = run_on(options, in, reference, false);
-  const Comparison versus_cpu = compare_runs(run, cpu);
-  // In f32 the reference already is the f32 run.
-  const SessionOptions session = session_options(options, in.lora, in.config);
-  const bool rounds =
-      session.graphs.layer.numerics == Numerics::kHf &&
-      session.activation_dtype.value_or(chosen->traits().compute_dtype) != DType::kF32;
-  const RunResult fp32 = rounds ? run_on(options, in, "cpu", true) : cpu;
-  const Comparison versus_fp32 = compare_runs(run, fp32);
-  const bool pass = versus_cpu.pass(CheckLimits{});
-
-  if (options.flag("json")) {
-    Json out = {{"pass", pass}, {"backend", name}, {"reference", reference}};
-    out.update(comparison_json(versus_cpu));
-    out["fp32"] = comparison_json(versus_fp32);
-    if (rounds) out["reference_fp32"] = comparison_json(compare_runs(cpu, fp32));
-    std::cout << out.dump(2) << "\n";
-  } else {
-    print_comparison(name + " against " + reference, versus_cpu);
-    print_comparison(name + " against f32", versus_fp32);
-    if (rounds) print_comparison(reference + " against f32", compare_runs(cpu, fp32));
-    std::cout << (pass ? "pass" : "FAIL: loss must be within 1 % and each gradient within 5 %")
-              << "\n";
-  }
-  return pass ? 0 : static_cast<int>(ErrorKind::kCheckFailed);
+  return Check(options).run();
 }
 
 }  // namespace npu

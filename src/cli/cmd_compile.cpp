@@ -13,6 +13,7 @@ namespace {
 struct Planned {
   ModelConfig config;
   Prepared prepared;
+  std::optional<Placement> placement;  // with --host-parts auto, when it is known
 };
 
 // Graphs of a training run at the given sizes; needs the model's config only.
@@ -27,6 +28,7 @@ Planned plan_training(const Options& options) {
   session.graphs.loss_rows = asked > 0 ? std::min(asked, rows) : rows;
   session.graphs.eval = true;
   resolve_recompute(options, out.config, session);
+  out.placement = recall_placement(out.config, session);
   out.prepared = prepare(out.config, session);
   return out;
 }
@@ -37,23 +39,14 @@ struct GroupRow {
   int64_t calls_per_step = 0;  // of the graph, per micro-batch
   double flops = 0;            // of one call
   std::vector<std::string> host_reasons;
+  std::vector<PlannedPart> placed;
 };
 
 std::vector<GroupRow> group_rows(const ModelConfig& config, const Prepared& prepared) {
   std::vector<GroupRow> rows;
-  const int64_t layers = config.num_hidden_layers;
   for (const PlannedGraph& graph : prepared.plan.graphs) {
-    GroupRow row{graph.group, graph.name, graph.parts.size(), 0, 1, 0, {}};
-    if (graph.name == kLayerForward) row.calls_per_step = layers;
-    if (graph.name == kLayerBackward) row.calls_per_step = layers - 1;
-    if (graph.name == kLayerEval || graph.name.starts_with(kCeStats)) row.calls_per_step = 0;
-    if (graph.name.starts_with(kCeGrad)) {
-      const auto& chunks = prepared.graphs.chunks;
-      row.calls_per_step = 0;
-      for (size_t i = 0; i < chunks.size(); ++i) {
-        if (prepared.graphs.head_graph(kCeGrad, i) == graph.name) ++row.calls_per_step;
-      }
-    }
+    GroupRow row{graph.group, graph.name, graph.parts.size(), 0, 0, 0, {}, graph.parts};
+    row.calls_per_step = prepared.graphs.calls_per_step(graph.name, config.num_hidden_layers);
     row.flops = graph.graph.contraction_flops();
     for (const PlannedPart& part : graph.parts) {
       if (!part.on_host) continue;
@@ -110,11 +103,20 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
         {"optimizer", memory.optimizer}}}};
   out["groups"] = Json::array();
   for (const GroupRow& row : rows) {
+    Json placed = Json::array();
+    for (const PlannedPart& part : row.placed) {
+      placed.push_back({{"name", part.name},
+                        {"on_host", part.on_host},
+                        {"compiled", prepared.plan.distinct[part.distinct].outcome.has_value()},
+                        {"host_reason", part.host_reason},
+                        {"cut_reason", part.cut_reason}});
+    }
     out["groups"].push_back({{"group", row.group},
                              {"graph", row.graph},
                              {"parts", row.parts},
                              {"host_parts", row.host_parts},
                              {"host_reasons", row.host_reasons},
+                             {"placed", std::move(placed)},
                              {"calls_per_step", row.calls_per_step},
                              {"gflop_per_call", row.flops * 1e-9}});
   }
@@ -124,9 +126,11 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
 }  // namespace
 
 int cmd_plan(const Options& options) {
-  const Planned planned = plan_training(options);
+  Planned planned = plan_training(options);
+  recall(planned.prepared);
   const std::vector<GroupRow> rows = group_rows(planned.config, planned.prepared);
-  const Json json = plan_json(planned.config, planned.prepared, rows);
+  Json json = plan_json(planned.config, planned.prepared, rows);
+  if (planned.placement) json["placement"] = Json::parse(print_placement(*planned.placement));
   if (options.flag("json")) {
     std::cout << json.dump(2) << "\n";
     return 0;
@@ -146,8 +150,18 @@ int cmd_plan(const Options& options) {
               << std::setw(6) << row.parts << std::setw(9) << row.host_parts << std::setw(7)
               << row.calls_per_step << std::setw(12) << std::fixed << std::setprecision(3)
               << row.flops * 1e-9 << "\n";
-    for (const std::string& reason : row.host_reasons)
-      std::cout << "    on the host: " << reason << "\n";
+    for (const PlannedPart& part : row.placed) {
+      if (!part.on_host && part.cut_reason.empty()) continue;
+      std::cout << "    " << part.name << (part.on_host ? " on the host" : " on the device");
+      if (!part.cut_reason.empty()) std::cout << "; cut: " << part.cut_reason;
+      if (part.on_host && part.host_reason != part.cut_reason)
+        std::cout << "; " << part.host_reason;
+      std::cout << "\n";
+    }
+  }
+  if (planned.placement) {
+    std::cout << "\nplacement, measured on " << planned.placement->machine << ":\n";
+    for (const std::string& line : describe(*planned.placement)) std::cout << "  " << line << "\n";
   }
   std::cout << "\nmemory MiB: weights " << mib(json["memory"]["weights"]) << ", activations "
             << mib(json["memory"]["activations"]) << ", kept for backward "
@@ -169,26 +183,26 @@ int cmd_compile(const Options& options) {
   if (options.has("import")) cache.import_bundle(options.text("import"));
   const CompileReport report = compile(planned.prepared);
   if (options.has("export")) {
-    std::vector<std::string> digests;
-    for (const DistinctPart& part : planned.prepared.plan.distinct) {
-      if (!part.cache_digest.empty()) digests.push_back(part.cache_digest);
-    }
-    cache.export_bundle(digests, options.text("export"));
+    cache.export_bundle(report.cache_digests, options.text("export"));
   }
   report_compile(report, options.flag("quiet") || options.flag("json"));
   if (options.flag("json")) {
     Json json = {{"built", report.built},
                  {"cached", report.cached},
                  {"failed", Json::array()},
+                 {"cut", Json::array()},
                  {"seconds", report.seconds}};
     for (const auto& failure : report.failed) {
       json["failed"].push_back(
           {{"part", failure.part}, {"outcome", failure.outcome}, {"reason", failure.reason}});
     }
+    for (const auto& cut : report.cuts) {
+      json["cut"].push_back({{"part", cut.part}, {"reason", cut.reason}, {"pieces", cut.pieces}});
+    }
     std::cout << json.dump(2) << "\n";
   } else {
-    std::cout << "built " << report.built << ", cached " << report.cached << ", failed "
-              << report.failed.size() << "\n";
+    std::cout << "built " << report.built << ", cached " << report.cached << ", cut "
+              << report.cuts.size() << ", failed " << report.failed.size() << "\n";
   }
   return report.failed.empty() ? 0 : static_cast<int>(ErrorKind::kCheckFailed);
 }

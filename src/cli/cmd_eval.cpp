@@ -280,6 +280,7 @@ int cmd_eval(const Options& options) {
   const int64_t all_rows = session.graphs.layer.batch * session.graphs.layer.seq_len;
   const int64_t asked = options.integer("loss-rows");
   session.graphs.loss_rows = std::min<int64_t>(asked > 0 ? asked : 64, all_rows);
+  resolve_placement(model.config, session, *model.weights);
   auto runner = start_runner(model.config, session, *model.weights, options.flag("json"));
   runner->set_adapter(parameters);
 

@@ -16,6 +16,7 @@
 #include "cli/run_log.h"
 #include "cli/scoring.h"
 #include "io/dataset.h"
+#include "train/device_errors.h"
 #include "train/lora_state.h"
 
 namespace npu {
@@ -63,6 +64,7 @@ void check_ranges(const Options& options) {
   }
   parse_loss_scale(options.text("loss-scale"), DType::kF32);
   check_drift_options(options);
+  options.choice("on-device-error", {"stop", "host"});
   if (options.real("grad-clip") < 0) {
     fail(ErrorKind::kUsage, "--grad-clip", "must not be negative", options.text("grad-clip"));
   }
@@ -227,8 +229,8 @@ void Run::write_run_json(const Trainer& trainer, const Json& extra) const {
 // The loop: steps, log, checkpoints, signals. Returns the exit code.
 class Loop {
  public:
-  Loop(const Run& run, Trainer& trainer, Batcher& batcher, std::unique_ptr<ModelRunner>& runner,
-       RunLog& log, const SessionOptions& session)
+  Loop(const Run& run, Trainer& trainer, Batcher& batcher, ModelRunner& runner, RunLog& log,
+       const SessionOptions& session)
       : run_(run),
         trainer_(trainer),
         batcher_(batcher),
@@ -272,7 +274,7 @@ class Loop {
     for (int64_t i = 0; i < run_.options.integer("accum", 1); ++i) {
       micro_batches.push_back(batcher_.next());
     }
-    Result<StepReport> report = trainer_.train_step(micro_batches);
+    Result<StepReport> report = step(micro_batches);
     if (!report.ok()) {
       // The update did not happen, so this checkpoint repeats the step when it is resumed.
       save();
@@ -300,6 +302,17 @@ class Loop {
          drift_.why(), "`npu-lora check` names the part group; --drift-action host moves it");
   }
 
+  Result<StepReport> step(std::span<const Batch> micro_batches) {
+    if (run_.options.text("on-device-error") == "stop") return trainer_.train_step(micro_batches);
+    return step_moving_failures(
+        trainer_, runner_.runtime(), micro_batches,
+        [this](const std::string& group, const Error& error) {
+          log_warn("train", group + " moves to the host: " + error.text());
+          drift_.add_moved(group);
+          log_.event("moved_to_host", {{"group", group}, {"error", error.text()}}, trainer_.step());
+        });
+  }
+
   double epoch() const {
     return static_cast<double>(info_.position.epoch) +
            static_cast<double>(info_.position.batch_in_epoch) /
@@ -310,14 +323,14 @@ class Loop {
     info_.step = trainer_.step();
     info_.bad_steps = trainer_.bad_steps_in_a_row();
     info_.updates = trainer_.updates();
-    info_.host_groups = drift_.moved();
+    info_.host_groups = {drift_.moved().begin(), drift_.moved().end()};
     save_checkpoint(run_.out, trainer_, info_, run_.options.integer("keep", 1));
     log_.event("checkpoint", {{"step", info_.step}}, info_.step);
   }
 
   void evaluate() {
     if (run_.held_out.rows.empty()) return;
-    const LossSum loss = held_out_loss(*runner_, run_.held_out);
+    const LossSum loss = held_out_loss(runner_, run_.held_out);
     const double mean = loss.nats / static_cast<double>(std::max<int64_t>(1, loss.tokens));
     log_.event("eval",
                {{"step", trainer_.step()},
@@ -330,7 +343,7 @@ class Loop {
   const Run& run_;
   Trainer& trainer_;
   Batcher& batcher_;
-  std::unique_ptr<ModelRunner>& runner_;
+  ModelRunner& runner_;
   RunLog& log_;
   DriftWatch drift_;
   CheckpointInfo info_;
@@ -359,7 +372,8 @@ int cmd_train(const Options& options) {
         1,
         std::llround(std::ceil(micro_batches / static_cast<double>(options.integer("accum", 1)))));
   }
-  const SessionOptions session = run.session(batcher);
+  SessionOptions session = run.session(batcher);
+  resolve_placement(run.model.config, session, *run.model.weights);
   run.config.loss_scale =
       parse_loss_scale(options.text("loss-scale"), session.graphs.layer.compute_dtype());
   auto runner = start_runner(run.model.config, session, *run.model.weights, options.flag("quiet"));
@@ -377,7 +391,7 @@ int cmd_train(const Options& options) {
   }
   RunLog log(log_path, run.config.steps, options.flag("quiet"));
   run.write_run_json(trainer, Json::object());
-  Loop loop(run, trainer, batcher, runner, log, session);
+  Loop loop(run, trainer, batcher, *runner, log, session);
   if (checkpoint) loop.resume(*checkpoint);
   log.event("start",
             {{"backend", session.backend},

@@ -10,6 +10,7 @@
 #include "io/dataset.h"
 #include "io/hf_model.h"
 #include "io/peft.h"
+#include "train/placement.h"
 #include "train/session.h"
 
 namespace npu {
@@ -25,6 +26,7 @@ int cmd_data(const Options& options);
 int cmd_convert(const Options& options);
 int cmd_ir(const Options& options);
 int cmd_doctor(const Options& options);
+int cmd_diagnose(const Options& options);
 
 struct Command {
   CommandSpec spec;
@@ -60,8 +62,17 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
 // --disable-pass, each name checked.
 std::set<std::string, std::less<>> disabled_passes(const Options& options);
 
+// What is left on this host, or in this container where that is less.
+int64_t available_memory_bytes();
+
 // Fills graphs.recompute from --recompute, by memory for `auto`.
 void resolve_recompute(const Options& options, const ModelConfig& config, SessionOptions& session);
+
+// Decides --host-parts auto, from evidence or by measuring; says how. Last before a runner starts.
+void resolve_placement(const ModelConfig& config, SessionOptions& session,
+                       const WeightStore& weights);
+// The same from evidence alone; without any the backend's default stands, which is said.
+std::optional<Placement> recall_placement(const ModelConfig& config, SessionOptions& session);
 
 // prepare + compile + load with progress on stderr.
 std::unique_ptr<ModelRunner> start_runner(const ModelConfig& config, const SessionOptions& session,

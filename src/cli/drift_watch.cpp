@@ -12,12 +12,6 @@ namespace {
 
 Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
-std::string joined(const HostGroups& groups) {
-  std::string text;
-  for (const std::string& group : groups) text += (text.empty() ? "" : ",") + group;
-  return text;
-}
-
 std::string percent(double share) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g %%", 100 * share);
@@ -37,45 +31,34 @@ void check_drift_options(const Options& options) {
 
 DriftWatch::DriftWatch(const Options& options, const ModelConfig& config,
                        const SessionOptions& session, const WeightStore& weights,
-                       std::unique_ptr<ModelRunner>& runner, Trainer& trainer, RunLog& log)
-    : config_(config),
-      session_(session),
-      weights_(weights),
-      runner_(runner),
+                       ModelRunner& runner, Trainer& trainer, RunLog& log)
+    : runner_(runner),
       trainer_(trainer),
       log_(log),
-      monitor_([this] {
-        Prepared prepared = prepare(config_, reference_session(session_));
+      monitor_([&config, &weights, &runner, session] {
+        Prepared prepared = prepare(config, reference_session(session));
         compile(prepared);
-        return load(config_, std::move(prepared), *weights_of(*runner_, weights_),
+        return load(config, std::move(prepared), *weights_of(runner, weights),
                     /*adopt_weights=*/true);
       }),
       every_(options.integer("drift-every")),
       limit_(options.real("drift-limit")),
-      action_(options.text("drift-action")),
-      quiet_(options.flag("quiet")) {
-  if (session.host_groups) {
-    usual_ = *session.host_groups;
-  } else {
-    const auto backend = make_backend(session.backend).take();
-    usual_ = {backend->traits().host_parts.begin(), backend->traits().host_parts.end()};
-  }
-}
+      action_(options.text("drift-action")) {}
 
-void DriftWatch::place(const HostGroups& on_host) {
-  session_.host_groups = on_host;
-  monitor_.release_reference();  // it may hold the memory of the runner that goes
-  runner_.reset();
-  runner_ = start_runner(config_, session_, weights_, quiet_);
-  trainer_.continue_on(*runner_);
+std::optional<Error> DriftWatch::place(const std::vector<std::string>& candidates,
+                                       const HostGroups& on_host) {
+  for (const std::string& group : candidates) {
+    const bool to_host = on_host.contains(group);
+    if (auto error = runner_.runtime().place_group(group, to_host, "drift from the reference")) {
+      return error;
+    }
+  }
+  return std::nullopt;
 }
 
 void DriftWatch::move_to_host(const std::vector<std::string>& groups) {
   moved_ = {groups.begin(), groups.end()};
-  if (moved_.empty()) return;
-  HostGroups on_host = usual_;
-  on_host.insert(moved_.begin(), moved_.end());
-  place(on_host);
+  if (auto error = place(groups, moved_)) throw UserError(*error);
 }
 
 void DriftWatch::log_report(const DriftReport& report, const char* verdict) {
@@ -96,8 +79,7 @@ void DriftWatch::log_report(const DriftReport& report, const char* verdict) {
 Result<bool> DriftWatch::after_step(const Batch& batch) {
   if (every_ == 0 || trainer_.step() % every_ != 0 || loss_rows(batch).empty()) return true;
   const double scale = trainer_.loss_scaler().scale();
-  const Result<DriftReport> report =
-      monitor_.measure(*runner_, trainer_.parameters(), batch, scale);
+  const Result<DriftReport> report = monitor_.measure(runner_, trainer_.parameters(), batch, scale);
   if (!report.ok()) return report.error();
   if (report.value().within(limit_)) {
     log_report(report.value(), "pass");
@@ -114,29 +96,25 @@ Result<bool> DriftWatch::after_step(const Batch& batch) {
 }
 
 Result<bool> DriftWatch::move_until_within(const Batch& batch, double loss_scale) {
-  HostGroups on_host = usual_;
-  on_host.insert(moved_.begin(), moved_.end());
-  const auto measure = [&](const HostGroups& groups) -> Result<DriftReport> {
-    place(groups);
-    return monitor_.measure_again(*runner_, batch, loss_scale);
+  const std::vector<std::string> candidates = groups_on_device(runner_.runtime().plan());
+  const auto measure = [&](const HostGroups& on_host) -> Result<DriftReport> {
+    if (auto error = place(candidates, on_host)) return *error;
+    return monitor_.measure_again(runner_, batch, loss_scale);
   };
-  const auto groups =
-      groups_to_move(groups_on_device(runner_->runtime().plan()), on_host, limit_, measure);
+  const auto groups = groups_to_move(candidates, limit_, measure);
   if (!groups.ok()) return groups.error();
   if (!groups.value()) {
     why_ += "; moving parts to the host does not help";
     return false;
   }
-  HostGroups now;
-  for (const std::string& group : *groups.value()) {
-    if (!on_host.contains(group)) now.insert(group);
-  }
-  moved_.insert(now.begin(), now.end());
   const Result<DriftReport> after = measure(*groups.value());
   if (!after.ok()) return after.error();
   log_report(after.value(), "moved");
-  log_.event("moved_to_host", {{"groups", moved()}, {"reason", why_}}, trainer_.step());
-  log_warn("drift", joined(now) + " moved to the host");
+  for (const std::string& group : *groups.value()) {
+    moved_.insert(group);
+    log_warn("drift", group + " moves to the host");
+    log_.event("moved_to_host", {{"group", group}, {"error", why_}}, trainer_.step());
+  }
   return true;
 }
 

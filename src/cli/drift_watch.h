@@ -1,7 +1,6 @@
 // --drift-every in a training run: measures, logs, and does what --drift-action says.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,38 +16,35 @@ void check_drift_options(const Options& options);
 
 class DriftWatch {
  public:
-  // `runner` is what the trainer runs on; moving groups to the host replaces it.
+  // `runner` is what the trainer runs on.
   DriftWatch(const Options& options, const ModelConfig& config, const SessionOptions& session,
-             const WeightStore& weights, std::unique_ptr<ModelRunner>& runner, Trainer& trainer,
-             RunLog& log);
+             const WeightStore& weights, ModelRunner& runner, Trainer& trainer, RunLog& log);
 
   // After a step: measures on this micro-batch when it is due. False when the run must stop, being
   // out of limit; why() says so. Errors are the devices'.
   Result<bool> after_step(const Batch& batch);
   const std::string& why() const { return why_; }
 
-  // Groups that were moved to the host, for the checkpoint, and moving them again when it resumes.
-  std::vector<std::string> moved() const { return {moved_.begin(), moved_.end()}; }
+  // Groups that have left the device since the run began, for the checkpoint; a resumed run starts
+  // with them on the host. Another cause (--on-device-error) adds its group.
+  const HostGroups& moved() const { return moved_; }
+  void add_moved(const std::string& group) { moved_.insert(group); }
   void move_to_host(const std::vector<std::string>& groups);
 
  private:
   void log_report(const DriftReport& report, const char* verdict);
   Result<bool> move_until_within(const Batch& batch, double loss_scale);
-  // Replaces the runner; the old one is gone before the new one takes device memory.
-  void place(const HostGroups& on_host);
+  // Of `candidates`, those in `on_host` to the host, the others to the device.
+  std::optional<Error> place(const std::vector<std::string>& candidates, const HostGroups& on_host);
 
-  const ModelConfig& config_;
-  SessionOptions session_;
-  const WeightStore& weights_;
-  std::unique_ptr<ModelRunner>& runner_;
+  ModelRunner& runner_;
   Trainer& trainer_;
   RunLog& log_;
   DriftMonitor monitor_;
   int64_t every_;
   double limit_;
   std::string action_;
-  bool quiet_;
-  HostGroups usual_, moved_;  // on the host from the start, and since
+  HostGroups moved_;
   std::string why_;
 };
 

@@ -18,6 +18,13 @@ const std::vector<Command>& command_table() {
       {{"eval", "Accuracy or loss of a model or adapter on JSON lines", ""}, cmd_eval},
       {{"data", "Show rows as tokens, with the trained ones marked", "FILE"}, cmd_data},
       {{"convert", "Turn a GGUF file into a Hugging Face directory", "GGUF"}, cmd_convert},
+      {{"diagnose", "Find what a compiler fails on and which parts are wrong; write cases",
+        "ACTION",
+        "first-failing-node: the smallest graph that the compiler does not take; compare-parts: "
+        "each "
+        "compiled part against the reference on the same inputs; repro PART: a case for the "
+        "vendor"},
+       cmd_diagnose},
       {{"ir", "Read a graph, run passes on it, print it", "FILE"}, cmd_ir},
       {{"doctor", "Say what is installed and usable, and how to install the rest", ""}, cmd_doctor},
   };

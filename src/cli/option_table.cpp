@@ -6,18 +6,19 @@ namespace {
 
 using enum OptionKind;
 
-constexpr std::string_view kRuns = "train check compile plan eval";  // whatever builds graphs
-constexpr std::string_view kTrains = "train check compile plan";     // with a LoRA backward
+constexpr std::string_view kRuns = "train check compile plan eval diagnose";  // builds graphs
+constexpr std::string_view kTrains = "train check compile plan diagnose";     // a LoRA backward
 
 constexpr OptionSpec kTable[] = {
     // What is trained on what.
-    {"model", kText, "", "PATH", "train check compile plan eval data ir",
+    {"model", kText, "", "PATH", "train check compile plan eval data ir diagnose",
      "model directory, id in the local hub cache, or .gguf file"},
     {"data", kList, "", "FILE", "train eval check",
      "JSON lines; may repeat; in check for --serve-gap"},
-    {"out", kText, "", "DIR", "train convert", "directory to write"},
+    {"out", kText, "", "DIR", "train convert diagnose", "directory to write"},
     {"config", kText, "", "FILE", "train", "YAML with the same options; the command line wins"},
-    {"overwrite", kFlag, "", "", "train convert", "replace the results of an earlier run in --out"},
+    {"overwrite", kFlag, "", "", "train convert diagnose",
+     "replace the results of an earlier run in --out"},
     // Where it runs.
     {"backend", kText, "auto", "NAME", kRuns,
      "auto, cpu, cpu:reference, openvino:CPU, …; see `npu-lora doctor`"},
@@ -25,7 +26,10 @@ constexpr OptionSpec kTable[] = {
     {"max-mm", kInteger, "", "N", kRuns,
      "matmuls per compiled part; 0 = no limit [backend's own limit]"},
     {"host-parts", kText, "", "GROUPS", kRuns,
-     "groups that run on the host: fwd,bwd,rms,rms-bwd,ce-stats,ce-grad, or none [backend's own]"},
+     "groups that run on the host: fwd,bwd,rms,rms-bwd,ce-stats,ce-grad, or none, or auto: by "
+     "measured error and time [backend's own]"},
+    {"on-device-error", kText, "stop", "WHAT", "train",
+     "stop with a checkpoint, or host: move the group that failed to the host and go on"},
     {"numerics", kText, "hf", "MODE", kRuns,
      "where activations round: hf (after each op, as transformers), vllm (RoPE, SwiGLU and the "
      "residual norm once) or fp32 (nowhere); see docs/numerics.md"},
@@ -36,12 +40,12 @@ constexpr OptionSpec kTable[] = {
      "f32, bf16"},
     {"recompute", kText, "auto", "MODE", kTrains,
      "none keeps activations for the backward, layer recomputes them, auto decides by memory"},
-    {"disable-pass", kList, "", "NAME", "train check compile plan eval ir",
+    {"disable-pass", kList, "", "NAME", "train check compile plan eval ir diagnose",
      "switch a graph pass or rule off; may repeat"},
     // Shapes.
-    {"seq-len", kInteger, "512", "N", "train check compile plan eval data",
+    {"seq-len", kInteger, "512", "N", "train check compile plan eval data diagnose",
      "tokens a sequence, fixed when graphs are compiled"},
-    {"batch", kInteger, "1", "N", "train compile plan eval",
+    {"batch", kInteger, "1", "N", "train compile plan eval diagnose",
      "sequences a micro-batch, inside the graph"},
     {"loss-rows", kInteger, "0", "N", kRuns,
      "rows with loss that pass the head at a time; 0 = chosen from the data; all rows in compile "
@@ -56,7 +60,7 @@ constexpr OptionSpec kTable[] = {
     {"rslora", kFlag, "", "", kTrains, "scale by alpha / sqrt(r)"},
     {"init-adapter", kText, "", "DIR", "train",
      "continue from this PEFT adapter; sets rank, alpha and targets"},
-    {"adapter", kText, "", "DIR", "check eval", "PEFT adapter to load"},
+    {"adapter", kText, "", "DIR", "check eval diagnose", "PEFT adapter to load"},
     {"base-model-name", kText, "", "NAME", "train",
      "base_model_name_or_path of the adapter [--model]"},
     // Length and optimizer.
@@ -84,7 +88,8 @@ constexpr OptionSpec kTable[] = {
     {"drift-action", kText, "stop", "WHAT", "train",
      "beyond --drift-limit: stop (checkpoint, exit 1), host (move part groups to the host until "
      "within it, and go on) or warn"},
-    {"seed", kInteger, "0", "N", "train check", "of the adapter's initial values and the shuffle"},
+    {"seed", kInteger, "0", "N", "train check diagnose",
+     "of the adapter's initial values and the shuffle"},
     // Data.
     {"packing", kText, "best-fit", "MODE", "train", "best-fit, wrap or none"},
     {"train-on", kText, "response", "WHAT", "train data eval check",
@@ -107,20 +112,24 @@ constexpr OptionSpec kTable[] = {
      "compiled parts [$NPU_LORA_CACHE, else ~/.cache/npu-lora]"},
     {"jobs", kInteger, "1", "N", kRuns, "parts compiled at the same time"},
     {"compile-timeout", kReal, "600", "SECONDS", kRuns, "per part"},
+    {"compile-budget", kReal, "14400", "SECONDS", kRuns,
+     "for all parts of a run together; what is not compiled by then runs on the host; 0 = none"},
+    {"no-adaptive-cut", kFlag, "", "", kRuns,
+     "a part that fails to compile runs on the host whole, instead of being cut until it compiles"},
     {"expect-cached", kFlag, "", "", kRuns,
      "fail, saying why, if any part would have to be compiled"},
     {"export", kText, "", "FILE", "compile",
      "also write the compiled parts as a bundle for another machine"},
     {"import", kText, "", "FILE", "compile", "first take compiled parts from a bundle"},
-    // check
-    {"batch-file", kText, "", "FILE", "check",
+    // check, diagnose
+    {"batch-file", kText, "", "FILE", "check diagnose",
      "safetensors with input_ids and labels, int64 [B,S]; also spelt --batch"},
-    {"layers", kInteger, "0", "N", "check", "only the first N layers; 0 = all"},
-    {"random-weights", kInteger, "", "SEED", "check",
+    {"layers", kInteger, "0", "N", "check diagnose", "only the first N layers; 0 = all"},
+    {"random-weights", kInteger, "", "SEED", "check diagnose",
      "weights as the family initialises them, from config.json alone"},
     {"dump", kText, "", "FILE", "check",
      "write loss and every gradient of --backend (PEFT names) as safetensors"},
-    {"reference", kText, "", "NAME", "check",
+    {"reference", kText, "", "NAME", "check diagnose",
      "backend to compare with, or none [cpu; for cpu: cpu:reference]"},
     {"serve-gap", kText, "", "WHERE", "check",
      "instead: the log-probability gap a token to a serving engine, under each --numerics: "
@@ -129,6 +138,19 @@ constexpr OptionSpec kTable[] = {
      "model or adapter name at the server of --serve-gap [the only one that it lists]"},
     {"serve-timeout", kReal, "600", "SECONDS", "check",
      "for a request to the server of --serve-gap, or for all of transformers"},
+    {"seeds", kInteger, "1", "N", "check diagnose",
+     "repeat with the inputs of N seeds from --seed on; the worst is judged"},
+    {"blame", kText, "auto", "WHEN", "check",
+     "move one placement group after the other to the host: auto (when it fails), always, never"},
+    {"parts", kText, "auto", "WHEN", "check",
+     "also judge every part alone: auto (where it takes no longer than the check), always, never"},
+    {"top", kInteger, "10", "N", "check diagnose", "rows of each table in text; --json has all"},
+    {"html", kText, "", "FILE", "check", "also write the report as one self-contained page"},
+    {"part", kText, "", "NAME", "diagnose", "only this part, as plan names it: layer_fwd.2"},
+    {"max-compiles", kInteger, "200", "N", "diagnose",
+     "compiles that the search for one smallest graph may take"},
+    {"max-error", kReal, "", "X", "diagnose",
+     "largest relative error of a part's output [by dtype: 0.016 bf16, 0.002 f16, 2e-4 f32]"},
     // eval
     {"mode", kText, "choice", "MODE", "eval",
      "choice (by log-probability), keyword (in generated text) or nll (held-out loss)"},
@@ -146,11 +168,11 @@ constexpr OptionSpec kTable[] = {
     {"print-after", kFlag, "", "", "ir", "also print after each pass that changed the graph"},
     {"emit", kText, "text", "FORMAT", "ir", "text, openvino (IR XML) or onnx (bytes)"},
     // Everywhere.
-    {"json", kFlag, "", "", "check compile plan eval data doctor",
+    {"json", kFlag, "", "", "check compile plan eval data doctor diagnose",
      "machine-readable output on stdout"},
-    {"log", kText, "", "CHANNELS", "train check compile plan eval data convert ir doctor",
+    {"log", kText, "", "CHANNELS", "train check compile plan eval data convert ir doctor diagnose",
      "show debug lines of these channels: cache,compile,train,…"},
-    {"quiet", kFlag, "", "", "train check compile plan eval data convert",
+    {"quiet", kFlag, "", "", "train check compile plan eval data convert diagnose",
      "only warnings and errors on stderr"},
 };
 

@@ -116,7 +116,9 @@ std::optional<Options> Options::parse(const CommandSpec& command,
     }
   }
   if (!command.positional.empty()) {
-    app.add_option(std::string(command.positional), out.positional_)->type_name("");
+    app.add_option(std::string(command.positional), out.positional_,
+                   std::string(command.positional_help))
+        ->type_name("");
   }
   try {
     std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());

@@ -28,6 +28,7 @@ struct CommandSpec {
   std::string_view name;
   std::string_view help;
   std::string_view positional;  // "" or the name of the positional arguments, "FILE"
+  std::string_view positional_help = "";
 };
 
 // Values of one invocation: the command line over the YAML file over the defaults.

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "cli/commands.h"
+#include "transform/legalise.h"
 
 namespace npu {
 namespace {
@@ -35,13 +36,6 @@ int64_t host_memory_bytes() {
   return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
 }
 
-// What is left on this host, or in this container where that is less.
-int64_t available_memory_bytes() {
-  const int64_t limit = cgroup_bytes("/sys/fs/cgroup/memory.max", INT64_MAX);
-  const int64_t used = cgroup_bytes("/sys/fs/cgroup/memory.current", 0);
-  return std::min(host_memory_bytes(), std::max<int64_t>(0, limit - used));
-}
-
 std::vector<std::string> split_words(const std::string& text, char separator) {
   std::vector<std::string> words;
   for (size_t begin = 0; begin <= text.size();) {
@@ -58,6 +52,12 @@ DType dtype_option(const Options& options, std::string_view name) {
 }
 
 }  // namespace
+
+int64_t available_memory_bytes() {
+  const int64_t limit = cgroup_bytes("/sys/fs/cgroup/memory.max", INT64_MAX);
+  const int64_t used = cgroup_bytes("/sys/fs/cgroup/memory.current", 0);
+  return std::min(host_memory_bytes(), std::max<int64_t>(0, limit - used));
+}
 
 std::vector<fs::path> hub_roots() {
   std::vector<fs::path> roots;
@@ -142,9 +142,11 @@ LoraSpec lora_options(const Options& options) {
 
 std::set<std::string, std::less<>> disabled_passes(const Options& options) {
   std::set<std::string, std::less<>> known;
-  for (const Pass& pass : default_passes()) {
-    known.emplace(pass.name);
-    for (const Rule& rule : pass.rules) known.emplace(rule.name);
+  for (const std::span<const Pass> list : {default_passes(), legalise_passes()}) {
+    for (const Pass& pass : list) {
+      known.emplace(pass.name);
+      for (const Rule& rule : pass.rules) known.emplace(rule.name);
+    }
   }
   std::set<std::string, std::less<>> disabled;
   for (const std::string& name : options.list("disable-pass")) {
@@ -175,14 +177,14 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   if (options.has("max-mm")) session.max_contractions = options.integer("max-mm", 0);
   if (options.has("host-parts")) {
     const std::string text = options.text("host-parts");
-    static const std::vector<std::string> kGroups = {"fwd",     "bwd",      "rms",
-                                                     "rms-bwd", "ce-stats", "ce-grad"};
-    session.host_groups.emplace();
+    session.auto_placement = text == "auto";
+    if (!session.auto_placement) session.host_groups.emplace();
     for (const std::string& group : split_words(text, ',')) {
-      if (text == "none") break;
-      if (std::find(kGroups.begin(), kGroups.end(), group) == kGroups.end()) {
+      if (text == "none" || text == "auto") break;
+      if (std::find(kPlacementGroups.begin(), kPlacementGroups.end(), group) ==
+          kPlacementGroups.end()) {
         fail(ErrorKind::kUsage, "--host-parts", "unknown group", "'" + group + "'",
-             "use fwd, bwd, rms, rms-bwd, ce-stats, ce-grad, or none");
+             "use fwd, bwd, rms, rms-bwd, ce-stats, ce-grad, or none, or auto");
       }
       session.host_groups->insert(group);
     }
@@ -192,6 +194,12 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   session.compile.cache_dir = cache_directory(options);
   session.compile.jobs = static_cast<int>(options.integer("jobs", 1, 256));
   session.compile.seconds_limit = options.real("compile-timeout");
+  session.compile.seconds_budget = options.real("compile-budget");
+  if (session.compile.seconds_budget < 0) {
+    fail(ErrorKind::kUsage, "--compile-budget", "must not be negative",
+         options.text("compile-budget"));
+  }
+  session.compile.adaptive_cut = !options.flag("no-adaptive-cut");
   session.compile.expect_cached = options.flag("expect-cached");
   session.compile.worker = {self_executable(), "compile-worker"};
   // Weights follow the activations unless asked otherwise. Where widening is free they stay as they
@@ -215,6 +223,28 @@ void resolve_recompute(const Options& options, const ModelConfig& config, Sessio
   } else {
     session.graphs.recompute = mode == "none" ? Recompute::kNone : Recompute::kLayer;
   }
+}
+
+void resolve_placement(const ModelConfig& config, SessionOptions& session,
+                       const WeightStore& weights) {
+  if (!session.auto_placement) return;
+  const Placement placement = find_placement(config, session, weights);
+  for (const std::string& line : describe(placement)) log_info("placement", line);
+  session.host_groups = placement.host_groups;
+  session.auto_placement = false;
+}
+
+std::optional<Placement> recall_placement(const ModelConfig& config, SessionOptions& session) {
+  if (!session.auto_placement) return std::nullopt;
+  std::optional<Placement> placement = known_placement(config, session);
+  if (placement) {
+    session.host_groups = placement->host_groups;
+  } else {
+    log_info("placement",
+             "decided at the first run with --host-parts auto; until then the backend's default");
+  }
+  session.auto_placement = false;
+  return placement;
 }
 
 void report_compile(const CompileReport& report, bool quiet) {

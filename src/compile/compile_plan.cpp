@@ -1,11 +1,16 @@
 // Compiling a plan: what the cache holds is taken, the rest goes to children side by side, and what
-// fails goes to the host.
+// fails is cut or goes to the host.
 #include <algorithm>
-#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <limits>
+#include <map>
 #include <mutex>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/thread_pool.h"
+#include "compile/adaptive_cut.h"
 #include "compile/plan.h"
 #include "compile/worker.h"
 
@@ -69,138 +74,214 @@ class PlanCompiler {
         backend_(backend),
         options_(options),
         settings_(settings),
+        cut_(plan, backend, settings.adaptive_cut),
         cache_(settings.cache_dir) {}
 
   CompileReport run() {
-    const auto start = std::chrono::steady_clock::now();
-    find_jobs();
-    std::vector<size_t> misses = take_from_cache();
+    compiler_ = cut_.open().empty() ? "" : backend_.compiler_version().take();
+    take_from_cache();
+    const std::vector<size_t> misses = cut_.open();
     if (settings_.expect_cached && !misses.empty()) fail_for_misses(misses);
-    compile(misses);
-    report_.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    for (const Job& job : jobs_) settle(job);
-    return std::move(report_);
+    compile(misses.size());
+    for (const size_t part : cut_.open()) cut_.not_tried(part, budget_reason());
+    return finish();
+  }
+
+  // Without compiling.
+  CompileReport recall() {
+    Result<std::string> compiler = backend_.compiler_version();
+    if (compiler) {
+      compiler_ = std::move(compiler.value());
+      take_from_cache();
+    }
+    return finish();
   }
 
  private:
+  // What one compile needs to know, apart from the plan, which grows meanwhile.
   struct Job {
     size_t distinct;
+    std::string name;
     CacheKey key;
+    Graph graph;
+    std::string text;
   };
 
-  DistinctPart& part(const Job& job) { return plan_.distinct[job.distinct]; }
-
-  // Distinct parts that some graph runs on the device.
-  void find_jobs() {
-    std::vector<bool> wanted(plan_.distinct.size(), false);
-    for (const PlannedGraph& graph : plan_.graphs) {
-      for (const PlannedPart& p : graph.parts)
-        wanted[p.distinct] = wanted[p.distinct] || !p.on_host;
-    }
-    std::string compiler;
-    for (size_t i = 0; i < wanted.size(); ++i) {
-      if (!wanted[i] || plan_.distinct[i].outcome) continue;
-      if (compiler.empty()) compiler = backend_.compiler_version().take();
-      CacheKey key = key_of(plan_.distinct[i], backend_.traits(), compiler, options_);
-      plan_.distinct[i].cache_digest = key.digest();
-      jobs_.push_back({i, std::move(key)});
-    }
+  Job job_of(size_t distinct) {
+    DistinctPart& part = plan_.distinct[distinct];
+    CacheKey key = key_of(part, backend_.traits(), compiler_, options_);
+    part.cache_digest = key.digest();
+    return {distinct, part.first_use, std::move(key), part.graph, part.text};
   }
 
-  // Numbers of the jobs that the cache could not settle.
-  std::vector<size_t> take_from_cache() {
-    std::vector<size_t> misses;
-    for (size_t i = 0; i < jobs_.size(); ++i) {
-      std::optional<CompileOutcome> outcome = cache_.get(jobs_[i].key);
-      const std::string& name = part(jobs_[i]).first_use;
-      if (outcome && still_holds(*outcome, settings_)) {
-        log(LogLevel::kDebug, "cache", "hit: " + name);
-        part(jobs_[i]).outcome = std::move(outcome);
-        progress(name);
-        continue;
+  // The cache's word on a part, if it holds today; `stale` gets one that does not.
+  std::optional<CompileOutcome> cached(const Job& job, std::optional<CompileOutcome>& stale) const {
+    std::optional<CompileOutcome> outcome = cache_.get(job.key);
+    if (outcome && still_holds(*outcome, settings_)) {
+      log(LogLevel::kDebug, "cache", "hit: " + job.name);
+      return outcome;
+    }
+    stale = std::move(outcome);
+    if (log_channel_open("cache")) {  // explaining reads the whole cache
+      log(LogLevel::kDebug, "cache", "miss: " + job.name + ": " + explain(job, stale));
+    }
+    return std::nullopt;
+  }
+
+  std::string explain(const Job& job, const std::optional<CompileOutcome>& stale) const {
+    if (stale) return std::string(outcome_name(stale->kind)) + " under narrower limits";
+    return cache_.explain_miss(job.key, job.name);
+  }
+
+  // Until it has nothing to say on what the cut still needs.
+  void take_from_cache() {
+    for (bool news = true; news;) {
+      news = false;
+      for (const size_t part : cut_.open()) {
+        if (!missed_.emplace(part, std::nullopt).second) continue;
+        const Job job = job_of(part);
+        std::optional<CompileOutcome> outcome = cached(job, missed_[part]);
+        if (!outcome) continue;
+        news = true;
+        record(job, {std::move(*outcome), true});
       }
-      misses.push_back(i);
-      if (!log_channel_open("cache")) continue;  // explaining reads the whole cache
-      log(LogLevel::kDebug, "cache", "miss: " + name + ": " + explain(jobs_[i], outcome));
     }
-    return misses;
-  }
-
-  std::string explain(const Job& job, const std::optional<CompileOutcome>& outcome) {
-    if (outcome) return std::string(outcome_name(outcome->kind)) + " under narrower limits";
-    return cache_.explain_miss(job.key, part(job).first_use);
   }
 
   [[noreturn]] void fail_for_misses(const std::vector<size_t>& misses) {
-    const Job& first = jobs_[misses[0]];
+    const Job first = job_of(misses[0]);
     fail(ErrorKind::kCheckFailed, "--expect-cached",
          "every part must be in the cache " + settings_.cache_dir.string(),
-         std::to_string(misses.size()) + " of " + std::to_string(jobs_.size()) +
-             " missing, first " + part(first).first_use + ": " + explain(first, std::nullopt),
+         std::to_string(misses.size()) + " of " + std::to_string(misses.size() + done_) +
+             " missing, first " + first.name + ": " + explain(first, missed_[misses[0]]),
          "compile without --expect-cached first, with the same options");
   }
 
-  void compile(const std::vector<size_t>& misses) {
-    if (misses.empty()) return;
-    const bool in_child = !settings_.worker.empty() && !backend_.compiles_in_process();
-    const auto count = static_cast<int64_t>(misses.size());
-    // The workers only wait for their children, so they cost nothing beside them.
-    ThreadPool pool(in_child ? static_cast<int>(std::clamp<int64_t>(settings_.jobs, 1, count)) : 1);
-    pool.run(count, [&](int64_t i) {
-      const Job& job = jobs_[misses[static_cast<size_t>(i)]];
-      JobResult result =
-          in_child ? compile_in_child(backend_.traits().name, part(job).text, options_, settings_)
-                   : compile_here(backend_, part(job).graph, options_);
-      if (result.lasting) store(job, result.outcome);
-      part(job).outcome = std::move(result.outcome);
-      progress(part(job).first_use);
-    });
+  void compile(size_t misses) {
+    if (misses == 0) return;
+    in_child_ = !settings_.worker.empty() && !backend_.compiles_in_process();
+    // The workers only wait for their children, so they cost nothing beside them. More than there
+    // are misses may get work: each part that fails brings two.
+    const int workers = in_child_ ? std::max(1, settings_.jobs) : 1;
+    ThreadPool pool(workers);
+    pool.run(workers, [this](int64_t) { work(); });
+  }
+
+  // Takes parts that the cut needs until there are none and none can come.
+  void work() {
+    std::unique_lock lock(mutex_);
+    try {
+      while (!stopped_) {
+        const std::optional<size_t> part = next();
+        if (!part && running_.empty()) break;
+        if (!part) {
+          changed_.wait(lock);
+          continue;
+        }
+        running_.insert(*part);
+        const bool known_missing = missed_.contains(*part);
+        const Job job = job_of(*part);
+        const double seconds = seconds_left();
+        lock.unlock();
+        JobResult result = settle(job, known_missing, seconds);
+        lock.lock();
+        running_.erase(*part);
+        record(job, std::move(result));
+        changed_.notify_all();
+      }
+    } catch (...) {
+      if (!lock.owns_lock()) lock.lock();
+      stopped_ = true;
+      changed_.notify_all();
+      throw;
+    }
+    changed_.notify_all();
+  }
+
+  std::optional<size_t> next() {
+    if (settings_.seconds_budget > 0 && seconds_left() <= 0) return std::nullopt;
+    for (const size_t part : cut_.open()) {
+      if (!running_.contains(part)) return part;
+    }
+    return std::nullopt;
+  }
+
+  // Of the budget; infinite without one.
+  double seconds_left() const {
+    if (settings_.seconds_budget <= 0) return std::numeric_limits<double>::infinity();
+    return settings_.seconds_budget - (seconds_now() - start_);
+  }
+
+  std::string budget_reason() const {
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%g", settings_.seconds_budget);
+    return std::string("not compiled: the ") + seconds + " s of --compile-budget were spent";
+  }
+
+  JobResult settle(const Job& job, bool known_missing, double seconds) {
+    std::optional<CompileOutcome> stale;
+    if (!known_missing) {  // a piece that came up meanwhile
+      if (auto outcome = cached(job, stale)) return {std::move(*outcome), true};
+    }
+    CompileSettings settings = settings_;
+    if (std::isfinite(seconds) &&
+        (settings.seconds_limit <= 0 || seconds < settings.seconds_limit)) {
+      settings.seconds_limit = std::max(seconds, 1e-3);  // 0 would mean none
+    }
+    JobResult result = in_child_
+                           ? compile_in_child(backend_.traits().name, job.text, options_, settings)
+                           : compile_here(backend_, job.graph, options_);
+    if (result.lasting) store(job, result.outcome);
+    return result;
   }
 
   void store(const Job& job, const CompileOutcome& outcome) {
     try {
-      cache_.put(job.key, outcome, part(job).first_use);
+      cache_.put(job.key, outcome, job.name);
     } catch (const UserError& e) {
       log_warn("cache", "not stored: " + e.error().text());
     }
   }
 
-  void progress(std::string_view name) {
-    if (!settings_.progress) return;
-    const std::lock_guard lock(progress_mutex_);
-    settings_.progress(++done_, jobs_.size(), name);
-  }
-
-  // Counts the outcome, and sends the uses of a part that failed to the host.
-  void settle(const Job& job) {
-    const CompileOutcome& outcome = *part(job).outcome;
+  void record(const Job& job, JobResult result) {
+    CompileOutcome& outcome = result.outcome;
+    if (result.lasting) report_.cache_digests.push_back(job.key.digest());
     if (outcome.built()) {
       ++(outcome.from_cache ? report_.cached : report_.built);
-      return;
+      cut_.built(job.distinct);
+    } else {
+      cut_.failed(job.distinct, std::string(outcome_name(outcome.kind)) + ": " + outcome.reason,
+                  result.lasting);
     }
-    const std::string name(outcome_name(outcome.kind));
-    report_.failed.push_back({part(job).first_use, name, outcome.reason});
-    const std::string reason = name + ": " + outcome.reason;
-    log_warn("compile", part(job).first_use + " goes to the host: " + reason);
-    for (PlannedGraph& graph : plan_.graphs) {
-      for (PlannedPart& p : graph.parts) {
-        if (p.distinct != job.distinct || p.on_host) continue;
-        p.on_host = true;
-        p.host_reason = reason;
-      }
-    }
+    plan_.distinct[job.distinct].outcome = std::move(outcome);
+    ++done_;
+    if (settings_.progress) settings_.progress(done_, done_ + cut_.open().size(), job.name);
+  }
+
+  CompileReport finish() {
+    cut_.apply(report_);
+    report_.seconds = seconds_now() - start_;
+    return std::move(report_);
   }
 
   Plan& plan_;
   Backend& backend_;
   const CompileOptions& options_;
   const CompileSettings& settings_;
+  AdaptiveCut cut_;
   Cache cache_;
-  std::vector<Job> jobs_;
+  const double start_ = seconds_now();
+  std::string compiler_;
   CompileReport report_;
-  std::mutex progress_mutex_;
+  // Parts that the cache could not settle, with what it has on them under narrower limits.
+  std::map<size_t, std::optional<CompileOutcome>> missed_;
   size_t done_ = 0;
+
+  bool in_child_ = false;
+  std::mutex mutex_;  // guards all that workers share: plan, cut, report and what follows
+  std::condition_variable changed_;
+  std::set<size_t> running_;
+  bool stopped_ = false;
 };
 
 }  // namespace
@@ -208,6 +289,11 @@ class PlanCompiler {
 CompileReport compile_plan(Plan& plan, Backend& backend, const CompileOptions& options,
                            const CompileSettings& settings) {
   return PlanCompiler(plan, backend, options, settings).run();
+}
+
+CompileReport recall_plan(Plan& plan, Backend& backend, const CompileOptions& options,
+                          const CompileSettings& settings) {
+  return PlanCompiler(plan, backend, options, settings).recall();
 }
 
 }  // namespace npu

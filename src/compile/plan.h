@@ -29,8 +29,10 @@ struct PlannedPart {
   size_t distinct = 0;                   // index into Plan::distinct
   std::vector<std::string> input_names;  // the graph's name for each input of the canonical part
   std::vector<std::string> output_names;
+  std::string name;  // "layer_fwd.2"; the second piece that it was cut in: "layer_fwd.2/1"
   bool on_host = false;
   std::string host_reason;  // "--host-parts", "rejected: …", "unsupported: …"
+  std::string cut_reason;   // of a piece: why the part around it was cut, as in host_reason
 };
 
 // A graph of the model (layer_fwd, ce_grad, …) as an ordered list of parts.
@@ -39,6 +41,9 @@ struct PlannedGraph {
   std::string name;   // "layer_fwd"
   Graph graph;        // after the passes
   std::vector<PlannedPart> parts;
+  // Why the graph as a whole stays on the host: "--host-parts", "can't be cut: …"; "" when it does
+  // not, whatever becomes of its parts.
+  std::string host_reason;
   std::map<std::string, TensorType, std::less<>> temporaries;  // values that cross parts
 };
 
@@ -47,6 +52,7 @@ struct DistinctPart {
   Graph graph;                   // canonical
   std::string text;              // its printed form
   std::string group, first_use;  // "fwd", "layer_fwd.2"
+  std::string unsupported;       // why the backend will not take it, known before compiling
   int uses = 0;
   std::optional<CompileOutcome> outcome;
   std::string cache_digest;  // its entry in the cache; set with `outcome`
@@ -55,6 +61,7 @@ struct DistinctPart {
 struct Plan {
   std::vector<PlannedGraph> graphs;
   std::vector<DistinctPart> distinct;
+  PartLimits limits;                                       // that its parts keep to
   const PlannedGraph& graph(std::string_view name) const;  // InternalError when absent
 };
 
@@ -73,6 +80,8 @@ struct CompileSettings {
   double seconds_limit = 600;  // per part
   int64_t memory_limit_bytes = 0;
   bool expect_cached = false;  // a miss is a kCheckFailed UserError with its explanation
+  bool adaptive_cut = true;    // cut parts that fail; off: they go to the host whole
+  double seconds_budget = 0;   // for all parts together; 0 = none
   // argv of the compile child; empty: compile in this process, one by one and without limits.
   std::vector<std::string> worker;
   std::function<void(size_t done, size_t total, std::string_view what)> progress;
@@ -83,15 +92,28 @@ struct CompileReport {
   struct Failure {
     std::string part, outcome, reason;
   };
-  std::vector<Failure> failed;
+  std::vector<Failure> failed;  // parts that go to the host
+  struct Cut {
+    std::string part, reason;
+    size_t pieces;
+  };
+  std::vector<Cut> cuts;                   // parts that failed and whose pieces stand for them
+  std::vector<std::string> cache_digests;  // of every entry that this came from, failures included
   double seconds = 0;
 };
-// Fills the outcome of every distinct part that runs on the device, from the cache or by compiling;
-// a part that fails is moved to the host with its reason. Parts on the host are compiled by the
-// `cpu` backend at load. Each outcome is cached when it is there, so an interrupted call can be
-// repeated. UserErrors: the compiler is missing; expect_cached did not hold.
+// Fills the outcome of every distinct part that runs on the device, from the cache or by compiling.
+// A part that fails is cut in two and its pieces are tried, down to single nodes; what still fails
+// is moved to the host with its reason, as is all that the budget leaves untried. Graphs then list
+// the pieces. Parts on the host are compiled by the `cpu` backend at load. Each outcome, failures
+// too, is cached when it is there, so an interrupted call can be repeated and a second one compiles
+// nothing. UserErrors: the compiler is missing; expect_cached did not hold.
 CompileReport compile_plan(Plan& plan, Backend& backend, const CompileOptions& options,
                            const CompileSettings& settings);
+
+// The same cut as far as the cache knows it; compiles nothing. Parts that it does not know stay on
+// the device without an outcome, as all do where the compiler is missing.
+CompileReport recall_plan(Plan& plan, Backend& backend, const CompileOptions& options,
+                          const CompileSettings& settings);
 
 // The child's side: one job on stdin (backend name, options, part text), the result on stdout.
 // Returns the exit code.
@@ -100,7 +122,8 @@ int compile_worker_main();
 // Loaded executables of a plan on one device, plus a cpu device for parts on the host.
 class Runtime {
  public:
-  // Failures of loading (device lost, blob refused) are kRetriable Errors.
+  // A blob that the device refuses (kBadInput) sends its part to the host with the reason; other
+  // failures of loading (device lost, no memory) are kRetriable Errors.
   static Result<std::unique_ptr<Runtime>> create(Plan plan, Backend& backend,
                                                  const DeviceOptions& options);
   ~Runtime();
@@ -114,6 +137,12 @@ class Runtime {
   // inputs may share a buffer; a buffer that is written must be bound once. Values that cross parts
   // live in memory that the runtime owns and shares between graphs.
   std::optional<Error> run(std::string_view graph, const Bindings& bindings);
+
+  // Moves the parts of a placement group to the host, with this reason, or back to the device those
+  // that were loaded there. Bindings and buffers stay as they are. Errors: as of create().
+  std::optional<Error> place_group(std::string_view group, bool on_host, const std::string& reason);
+  // The group whose part the device failed on in the last run(); "" when it did not.
+  const std::string& failed_group() const;
 
   // One finished call of a part. Inputs still hold what the part read; buffers are of device(), or
   // of host memory for parts on the host. Both in the order of the distinct part's graph.

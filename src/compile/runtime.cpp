@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "compile/arena.h"
 #include "compile/plan.h"
 
@@ -82,6 +83,8 @@ void plan_transfers(LoadedGraph& graph) {
     for (const size_t s : step.inputs) wanted_by_device[s] = true;
   }
   for (Step& step : graph.steps) {
+    step.fetch.clear();
+    step.publish.clear();
     if (!step.on_host) continue;
     for (const size_t s : step.inputs) {
       if (!at_host[s]) step.fetch.push_back(s);
@@ -117,18 +120,30 @@ std::vector<Lifetime> lifetimes(const LoadedGraph& graph, const std::vector<size
 struct Runtime::State {
   Plan plan;
   std::string device_name;
-  std::unique_ptr<Device> device, host;  // `host` only when a part needs it
+  DeviceOptions options;
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Backend> cpu;  // this and `host` only when a part needs them
+  std::unique_ptr<Device> host;
   // By distinct part; a part may be loaded on both.
   std::vector<std::unique_ptr<Executable>> on_device, on_host;
   std::map<std::string, LoadedGraph, std::less<>> graphs;
   std::shared_ptr<Buffer> arena;  // of the temporaries of whichever graph is running
-  std::vector<Device::Ticket> pending;
+  struct Pending {
+    Device::Ticket ticket;
+    const Step* step;
+  };
+  std::vector<Pending> pending;
+  const PlannedGraph* running = nullptr;  // of the last run
+  std::string failed_group;
   Timing timing;
   std::function<void(const PartCall&)> probe;
 
   std::optional<Error> open(Backend& backend, const DeviceOptions& options);
-  std::optional<Error> load_parts(Backend& backend, const DeviceOptions& options);
-  std::optional<Error> load_host_part(Backend& cpu, const DeviceOptions& options, size_t distinct);
+  std::optional<Error> load_parts();
+  std::optional<Error> load_device_part(size_t distinct);
+  std::optional<Error> load_host_part(size_t distinct);
+  void refuse(size_t distinct, const Error& error);
+  std::optional<Error> place_group(std::string_view group, bool on_host, const std::string& reason);
   void resolve_graphs();
   std::optional<Error> place_temporaries();
 
@@ -137,64 +152,105 @@ struct Runtime::State {
   std::optional<Error> host_buffer(Slot& slot, Buffer*& buffer);
   std::optional<Error> run_on_host(LoadedGraph& graph, Step& step);
   std::optional<Error> drain();
+  Error of_device(const Step& step, Error error);
   std::optional<Error> run_step(LoadedGraph& graph, Step& step);
   std::optional<Error> run_probed(LoadedGraph& graph, const PlannedGraph& planned, size_t part);
 };
 
-std::optional<Error> Runtime::State::open(Backend& backend, const DeviceOptions& options) {
+std::optional<Error> Runtime::State::open(Backend& backend, const DeviceOptions& device_options) {
+  options = device_options;
   Result<std::unique_ptr<Device>> opened = backend.open(options);
   if (!opened) return opened.error();
   device = std::move(opened.value());
   device_name = backend.traits().name;
-  if (auto error = load_parts(backend, options)) return error;
+  if (auto error = load_parts()) return error;
   resolve_graphs();
   return place_temporaries();
 }
 
-std::optional<Error> Runtime::State::load_parts(Backend& backend, const DeviceOptions& options) {
+std::optional<Error> Runtime::State::load_parts() {
   on_device.resize(plan.distinct.size());
   on_host.resize(plan.distinct.size());
-  std::unique_ptr<Backend> cpu;
   for (const PlannedGraph& graph : plan.graphs) {
     for (const PlannedPart& part : graph.parts) {
-      DistinctPart& distinct = plan.distinct[part.distinct];
-      if (part.on_host) {
-        if (on_host[part.distinct]) continue;
-        if (!cpu) cpu = make_backend("cpu").take();
-        if (auto error = load_host_part(*cpu, options, part.distinct)) return error;
-        continue;
+      if (!part.on_host) {
+        if (auto error = load_device_part(part.distinct)) return error;
       }
-      if (on_device[part.distinct]) continue;
-      NPU_CHECK(distinct.outcome && distinct.outcome->built(),
-                "part " + distinct.first_use + " was not compiled");
-      auto loaded = device->load(distinct.outcome->blob, distinct.graph);
-      if (!loaded) {
-        Error error = loaded.error();
-        error.where = distinct.first_use + " on " + backend.traits().name + ": " + error.where;
-        return error;
-      }
-      on_device[part.distinct] = std::move(loaded.value());
-      distinct.outcome->blob = Blob();  // blobs can be large, and the device has its own form
+      if (!part.on_host) continue;  // asked anew: the device may have refused it
+      if (auto error = load_host_part(part.distinct)) return error;
     }
   }
   return std::nullopt;
 }
 
-std::optional<Error> Runtime::State::load_host_part(Backend& cpu, const DeviceOptions& options,
-                                                    size_t distinct) {
+std::optional<Error> Runtime::State::load_device_part(size_t distinct) {
+  if (on_device[distinct]) return std::nullopt;
+  DistinctPart& part = plan.distinct[distinct];
+  NPU_CHECK(part.outcome && part.outcome->built(), "part " + part.first_use + " was not compiled");
+  auto loaded = device->load(part.outcome->blob, part.graph);
+  if (loaded) {
+    on_device[distinct] = std::move(loaded.value());
+    part.outcome->blob = Blob();  // blobs can be large, and the device has its own form
+    return std::nullopt;
+  }
+  if (loaded.error().kind == ErrorKind::kBadInput) {
+    refuse(distinct, loaded.error());
+    return std::nullopt;
+  }
+  Error error = loaded.error();
+  error.where = part.first_use + " on " + device_name + ": " + error.where;
+  return error;
+}
+
+// The device is well but will not have this part: all uses of it go to the host.
+void Runtime::State::refuse(size_t distinct, const Error& error) {
+  const std::string reason = "refused at load: " + error.text();
+  log_warn("runtime", plan.distinct[distinct].first_use + " goes to the host: " + reason);
+  for (PlannedGraph& graph : plan.graphs) {
+    for (PlannedPart& part : graph.parts) {
+      if (part.distinct != distinct || part.on_host) continue;
+      part.on_host = true;
+      part.host_reason = reason;
+    }
+  }
+}
+
+std::optional<Error> Runtime::State::load_host_part(size_t distinct) {
+  if (on_host[distinct]) return std::nullopt;
   if (!host) {
-    Result<std::unique_ptr<Device>> opened = cpu.open(options);
+    cpu = make_backend("cpu").take();
+    Result<std::unique_ptr<Device>> opened = cpu->open(options);
     if (!opened) return opened.error();
     host = std::move(opened.value());
   }
   CompileOptions compile_options;
   compile_options.threads = options.threads;
   const Graph& graph = plan.distinct[distinct].graph;
-  const Result<Blob> blob = cpu.compile(graph, compile_options);
+  const Result<Blob> blob = cpu->compile(graph, compile_options);
   if (!blob) return blob.error();
   auto loaded = host->load(blob.value(), graph);
   if (!loaded) return loaded.error();
   on_host[distinct] = std::move(loaded.value());
+  return std::nullopt;
+}
+
+std::optional<Error> Runtime::State::place_group(std::string_view group, bool to_host,
+                                                 const std::string& reason) {
+  for (PlannedGraph& planned : plan.graphs) {
+    if (planned.group != group) continue;
+    LoadedGraph& loaded = graphs.at(planned.name);
+    for (size_t i = 0; i < planned.parts.size(); ++i) {
+      PlannedPart& part = planned.parts[i];
+      if (part.on_host == to_host || (!to_host && !on_device[part.distinct])) continue;
+      if (to_host) {
+        if (auto error = load_host_part(part.distinct)) return error;
+      }
+      part.on_host = loaded.steps[i].on_host = to_host;
+      part.host_reason = to_host ? reason : "";
+      loaded.steps[i].executable = (to_host ? on_host : on_device)[part.distinct].get();
+    }
+    plan_transfers(loaded);
+  }
   return std::nullopt;
 }
 
@@ -204,7 +260,7 @@ void Runtime::State::resolve_graphs() {
     LoadedGraph graph;
     for (const PlannedPart& part : planned.parts) {
       Step step;
-      step.name = planned.name + "." + std::to_string(graph.steps.size());
+      step.name = part.name;
       step.on_host = part.on_host;
       step.executable = (part.on_host ? on_host : on_device)[part.distinct].get();
       step.inputs = table.find(part.input_names);
@@ -270,17 +326,24 @@ std::optional<Error> Runtime::State::run_on_device(LoadedGraph& graph, Step& ste
   }
   const Stopwatch watch(timing.device_seconds);
   auto ticket = device->submit(*step.executable, step.input_buffers, step.output_buffers);
-  if (!ticket) return ticket.error();
-  pending.push_back(ticket.value());
+  if (!ticket) return of_device(step, ticket.error());
+  pending.push_back({ticket.value(), &step});
   return std::nullopt;
+}
+
+// The error of the device on this step. Calls are awaited late, so it may come up steps after.
+Error Runtime::State::of_device(const Step& step, Error error) {
+  error.where = step.name + " on " + device_name + ": " + error.where;
+  failed_group = running->group;
+  return error;
 }
 
 std::optional<Error> Runtime::State::drain() {
   const Stopwatch watch(timing.device_seconds);
   std::optional<Error> first;
-  for (const Device::Ticket ticket : pending) {
+  for (const auto& [ticket, step] : pending) {
     std::optional<Error> error = device->wait(ticket);
-    if (error && !first) first = std::move(error);
+    if (error && !first) first = of_device(*step, std::move(*error));
   }
   pending.clear();
   return first;
@@ -320,8 +383,16 @@ std::optional<Error> Runtime::State::run_on_host(LoadedGraph& graph, Step& step)
   {
     const Stopwatch watch(timing.host_seconds);
     auto ticket = host->submit(*step.executable, step.input_buffers, step.output_buffers);
-    if (!ticket) return ticket.error();
-    if (auto error = host->wait(ticket.value())) return error;
+    std::optional<Error> error;
+    if (!ticket) {
+      error = ticket.error();
+    } else {
+      error = host->wait(ticket.value());
+    }
+    if (error) {
+      error->where = step.name + " on the host: " + error->where;
+      return error;
+    }
   }
   const Stopwatch watch(timing.transfer_seconds);
   for (const size_t s : step.publish) {
@@ -370,21 +441,25 @@ std::optional<Error> Runtime::run(std::string_view graph, const Bindings& bindin
   const auto found = state_->graphs.find(graph);
   NPU_CHECK(found != state_->graphs.end(), "no graph " + std::string(graph) + " is loaded");
   LoadedGraph& loaded = found->second;
+  state_->running = &state_->plan.graph(graph);
+  state_->failed_group.clear();
   state_->bind(loaded, bindings);
   std::optional<Error> failure;
-  for (size_t i = 0; i < loaded.steps.size(); ++i) {
-    Step& step = loaded.steps[i];
-    failure = state_->probe ? state_->run_probed(loaded, state_->plan.graph(graph), i)
-                            : state_->run_step(loaded, step);
-    if (!failure) continue;
-    failure->where = step.name + " on " + (step.on_host ? "the host" : state_->device_name) + ": " +
-                     failure->where;
-    break;
+  for (size_t i = 0; i < loaded.steps.size() && !failure; ++i) {
+    failure = state_->probe ? state_->run_probed(loaded, *state_->running, i)
+                            : state_->run_step(loaded, loaded.steps[i]);
   }
   // Also after a failure: calls in flight still use the buffers.
   if (auto error = state_->drain(); error && !failure) failure = std::move(error);
   return failure;
 }
+
+std::optional<Error> Runtime::place_group(std::string_view group, bool on_host,
+                                          const std::string& reason) {
+  return state_->place_group(group, on_host, reason);
+}
+
+const std::string& Runtime::failed_group() const { return state_->failed_group; }
 
 void Runtime::set_probe(std::function<void(const PartCall&)> probe) {
   state_->probe = std::move(probe);

@@ -67,9 +67,9 @@ Result<DriftReport> DriftMonitor::measure_again(ModelRunner& runner, const Batch
 }
 
 Result<std::optional<HostGroups>> groups_to_move(
-    std::vector<std::string> candidates, const HostGroups& on_host, double limit,
+    std::vector<std::string> candidates, double limit,
     const std::function<Result<DriftReport>(const HostGroups&)>& measure) {
-  HostGroups chosen = on_host;
+  HostGroups chosen;
   while (!candidates.empty()) {
     size_t best = 0;
     std::optional<DriftReport> least;

@@ -5,11 +5,11 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "train/check.h"
+#include "train/placement.h"
 #include "train/session.h"
 
 namespace npu {
@@ -34,22 +34,17 @@ class DriftMonitor {
   // The same batch and parameters on another placement, against the reference's last result.
   Result<DriftReport> measure_again(ModelRunner& runner, const Batch& batch, double loss_scale);
 
-  // Frees the reference; the next measure() makes it anew.
-  void release_reference() { reference_.reset(); }
-
  private:
   MakeRunner make_reference_;
   std::unique_ptr<ModelRunner> reference_;
   RunResult expected_;
 };
 
-using HostGroups = std::set<std::string, std::less<>>;
-
 // Which groups must leave the device for a run to be within `limit`: one at a time, each time the
-// one whose move helps most. `measure` gives what a placement comes to. Nothing when all of
-// `candidates` on the host do not help either. Errors are measure's.
+// one whose move helps most. `measure` gives what a placement comes to, with these of the
+// candidates on the host. Nothing when all on the host do not help either. Errors are measure's.
 Result<std::optional<HostGroups>> groups_to_move(
-    std::vector<std::string> candidates, const HostGroups& on_host, double limit,
+    std::vector<std::string> candidates, double limit,
     const std::function<Result<DriftReport>(const HostGroups&)>& measure);
 
 // The session that a run is compared with: the same graphs with nothing rounded, cut or placed

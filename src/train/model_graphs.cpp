@@ -90,6 +90,20 @@ std::string ModelGraphs::head_graph(std::string_view base, size_t chunk) const {
   return std::string(base) + (chunks[chunk] == chunks[0] ? "" : "_tail");
 }
 
+int64_t ModelGraphs::calls_per_step(std::string_view name, int64_t layers) const {
+  if (name == kLayerForward) return layers;
+  if (name == kLayerBackward) return layers - 1;
+  if (name == kLayerEval) return options.train ? 0 : layers;
+  const bool scores = name.starts_with(kCeStats);
+  if (!scores && !name.starts_with(kCeGrad)) return 1;
+  if (scores && options.train) return 0;
+  int64_t calls = 0;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    if (head_graph(scores ? kCeStats : kCeGrad, i) == name) ++calls;
+  }
+  return calls;
+}
+
 int64_t ModelGraphs::saved_bytes_per_layer() const {
   int64_t bytes = 0;
   for (const TensorType& type : saved_types) bytes += type.bytes();

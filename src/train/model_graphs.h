@@ -1,6 +1,7 @@
 // The graphs that one training or evaluation run needs, once each whatever the model's depth.
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ struct GraphOptions {
   PassOptions passes;           // which passes are off
 };
 
+// What can be placed apart: each graph belongs to one of these.
+inline constexpr std::array<std::string_view, 6> kPlacementGroups = {
+    "fwd", "bwd", "rms", "rms-bwd", "ce-stats", "ce-grad"};
+
 // Names of the graphs. The first layer's backward leaves out dx where nothing below it is trained.
 inline constexpr std::string_view kLayerForward = "layer_fwd", kLayerBackward = "layer_bwd",
                                   kFirstLayerBackward = "layer_bwd_first",
@@ -39,6 +44,9 @@ struct ModelGraphs {
   // Graph of the head for chunk i: "ce_grad", or "ce_grad_tail" for a smaller last chunk.
   std::string head_graph(std::string_view base, size_t chunk) const;
   int64_t saved_bytes_per_layer() const;
+  // How often a micro-batch of a model with `layers` layers runs a graph; graphs for evaluation do
+  // not count unless there are no others.
+  int64_t calls_per_step(std::string_view name, int64_t layers) const;
 };
 
 ModelGraphs build_model_graphs(const ModelConfig& config, const GraphOptions& options);

@@ -202,6 +202,7 @@ ModelRunner::ModelRunner(const ModelConfig& config, ModelGraphs graphs,
 ModelRunner::~ModelRunner() = default;
 
 const ModelConfig& ModelRunner::config() const { return state_->config; }
+const ModelGraphs& ModelRunner::graphs() const { return state_->graphs; }
 Runtime& ModelRunner::runtime() { return *state_->runtime; }
 int64_t ModelRunner::batch_size() const { return state_->graphs.options.layer.batch; }
 int64_t ModelRunner::seq_len() const { return state_->graphs.options.layer.seq_len; }

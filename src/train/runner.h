@@ -37,6 +37,7 @@ class ModelRunner {
   ModelRunner& operator=(const ModelRunner&) = delete;
 
   const ModelConfig& config() const;
+  const ModelGraphs& graphs() const;
   Runtime& runtime();
   int64_t batch_size() const;
   int64_t seq_len() const;

@@ -35,6 +35,11 @@ CompileReport compile(Prepared& prepared) {
                       prepared.options.compile);
 }
 
+CompileReport recall(Prepared& prepared) {
+  return recall_plan(prepared.plan, *prepared.backend, prepared.options.plan.compile,
+                     prepared.options.compile);
+}
+
 std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
                                   const WeightStore& weights, bool adopt_weights) {
   DeviceOptions device_options;

@@ -22,6 +22,8 @@ struct SessionOptions {
   std::optional<int64_t> max_contractions;  // --max-mm
   std::optional<DType> activation_dtype;    // --dtype
   std::optional<std::set<std::string, std::less<>>> host_groups;
+  // --host-parts auto: host_groups is still to be found (train/placement.h).
+  bool auto_placement = false;
   CompileSettings compile;
   int threads = 0;
 };
@@ -37,6 +39,8 @@ Prepared prepare(const ModelConfig& config, SessionOptions options);
 
 // Compiles (or takes from the cache) every distinct part. Throws when `expect_cached` was broken.
 CompileReport compile(Prepared& prepared);
+// The cut and placement that compile() would come to, as far as the cache knows; compiles nothing.
+CompileReport recall(Prepared& prepared);
 
 // Loads parts and weights, which with `adopt_weights` stay where they are if the device can use
 // them there. The prepared plan is consumed.

@@ -33,16 +33,11 @@ void copy_state(const std::map<std::string, Tensor>& state, const std::string& n
 }  // namespace
 
 Trainer::Trainer(ModelRunner& runner, std::vector<Parameter> parameters, TrainConfig config)
-    : runner_(&runner),
+    : runner_(runner),
       parameters_(std::move(parameters)),
       config_(config),
       scaler_(config.loss_scale) {
-  runner_->set_adapter(parameters_);
-}
-
-void Trainer::continue_on(ModelRunner& runner) {
-  runner_ = &runner;
-  runner_->set_adapter(parameters_);
+  runner_.set_adapter(parameters_);
 }
 
 Result<StepReport> Trainer::train_step(std::span<const Batch> micro_batches) {
@@ -57,12 +52,12 @@ Result<StepReport> Trainer::train_step(std::span<const Batch> micro_batches) {
     const auto grad = p.grad.mutable_values<float>();
     std::fill(grad.begin(), grad.end(), 0.0f);
   }
-  runner_->runtime().reset_timing();
+  runner_.runtime().reset_timing();
   const double weight = 1.0 / static_cast<double>(std::max<int64_t>(1, report.trained_tokens));
   double nats = 0;
   for (const Batch& batch : micro_batches) {
     const Result<LossSum> loss =
-        runner_->forward_backward(batch, weight * scaler_.scale(), parameters_);
+        runner_.forward_backward(batch, weight * scaler_.scale(), parameters_);
     if (!loss.ok()) return loss.error();
     nats += loss.value().nats;
   }
@@ -86,9 +81,9 @@ Result<StepReport> Trainer::train_step(std::span<const Batch> micro_batches) {
     scaler_.good_step();
     if (config_.grad_clip > 0) clip_gradients(parameters_, report.grad_norm, config_.grad_clip);
     adamw_step(parameters_, config_.adamw, report.lr, ++updates_);
-    runner_->set_adapter(parameters_);
+    runner_.set_adapter(parameters_);
   }
-  const Runtime::Timing& timing = runner_->runtime().timing();
+  const Runtime::Timing& timing = runner_.runtime().timing();
   report.device_seconds = timing.device_seconds;
   report.host_seconds = timing.host_seconds;
   report.transfer_seconds = timing.transfer_seconds;
@@ -122,7 +117,7 @@ void Trainer::restore(const std::map<std::string, Tensor>& state, int64_t step, 
   step_ = step;
   bad_steps_ = bad_steps;
   updates_ = updates;
-  runner_->set_adapter(parameters_);
+  runner_.set_adapter(parameters_);
 }
 
 }  // namespace npu

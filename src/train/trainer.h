@@ -47,10 +47,6 @@ class Trainer {
   // updates. Device errors are values and leave parameters and step as they were.
   Result<StepReport> train_step(std::span<const Batch> micro_batches);
 
-  // Goes on with another runner of the same model, which gets the parameters as they are. Both must
-  // outlive the next call.
-  void continue_on(ModelRunner& runner);
-
   int64_t step() const { return step_; }        // steps done, skipped ones included
   int64_t updates() const { return updates_; }  // AdamW's own count: steps that changed parameters
   int64_t bad_steps_in_a_row() const { return bad_steps_; }
@@ -67,7 +63,7 @@ class Trainer {
                int64_t updates);
 
  private:
-  ModelRunner* runner_;  // not null
+  ModelRunner& runner_;
   std::vector<Parameter> parameters_;
   TrainConfig config_;
   LossScaler scaler_;

@@ -1,0 +1,27 @@
+// The distinct parts of a plan while it grows: equal canonical texts are one part.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <unordered_map>
+
+#include "backend/backend.h"
+#include "compile/plan.h"
+
+namespace npu {
+
+class DistinctParts {
+ public:
+  // Adds to `parts`, which may hold some already.
+  DistinctParts(std::vector<DistinctPart>& parts, Backend& backend);
+
+  // Index of the part with this canonical graph; a new one also knows whether it is supported.
+  size_t find_or_add(Graph graph, const std::string& group, const std::string& name);
+
+ private:
+  std::vector<DistinctPart>& parts_;
+  Backend& backend_;
+  std::unordered_map<std::string, size_t> by_text_;
+};
+
+}  // namespace npu
