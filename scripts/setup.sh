@@ -17,7 +17,7 @@ esac
 
 packages=(build-essential cmake ninja-build pkg-config ccache libgtest-dev libbenchmark-dev
   nlohmann-json3-dev libcli11-dev libspdlog-dev libyaml-cpp-dev libopenblas-pthread-dev libssl-dev
-  libutf8proc-dev python3 python3-venv unzip)
+  libutf8proc-dev libcurl4-openssl-dev python3 python3-venv unzip)
 if $tests; then packages+=(clang-format-15 clang-tidy-15 git); fi
 
 missing=()

@@ -52,6 +52,7 @@ std::unique_ptr<ModelRunner> Golden::runner(const GoldenRun& run) const {
   session.graphs.layer.batch = run.batch > 0 ? run.batch : batch.batch;
   session.graphs.layer.seq_len = run.seq_len > 0 ? run.seq_len : batch.seq_len;
   session.graphs.layer.weight_dtype = run.weight_dtype;
+  session.graphs.layer.numerics = run.numerics;
   session.graphs.recompute = run.recompute;
   session.graphs.loss_rows = run.loss_rows;
   session.graphs.vocab_chunk = run.vocab_chunk;

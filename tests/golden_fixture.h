@@ -24,6 +24,7 @@ struct GoldenRun {
   int64_t batch = 0, seq_len = 0;  // 0: the golden batch's
   bool eval = true;
   DType weight_dtype = DType::kF32;
+  Numerics numerics = Numerics::kHf;
 };
 
 struct Golden {

@@ -1,6 +1,10 @@
 npu_test(train_test SOURCES train_test.cpp LINK npu_train npu_io)
 npu_test(golden_test SOURCES golden_test.cpp golden_fixture.cpp LINK npu_train npu_io nlohmann_json::nlohmann_json)
 npu_test(runner_test SOURCES runner_test.cpp golden_fixture.cpp LINK npu_train npu_io nlohmann_json::nlohmann_json)
+npu_test(numerics_test SOURCES numerics_test.cpp golden_fixture.cpp LINK npu_train npu_io)
+npu_test(loss_scale_test SOURCES loss_scale_test.cpp golden_fixture.cpp LINK npu_train npu_io nlohmann_json::nlohmann_json)
+npu_test(serve_gap_test SOURCES serve_gap_test.cpp LINK npu_train)
+npu_test(drift_test SOURCES drift_test.cpp golden_fixture.cpp LINK npu_train npu_io)
 npu_test(placement_test SOURCES placement_test.cpp compile_fakes.cpp golden_fixture.cpp
   LINK npu_train npu_io)
 npu_test(diagnose_test SOURCES diagnose_test.cpp compile_fakes.cpp LINK npu_train npu_compile)

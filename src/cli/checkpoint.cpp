@@ -64,6 +64,7 @@ void save_checkpoint(const fs::path& out_directory, const Trainer& trainer,
                      {"epoch", info.position.epoch},
                      {"batch_in_epoch", info.position.batch_in_epoch},
                      {"tokens", info.tokens},
+                     {"host_groups", info.host_groups},
                      {"data_sha256", info.data_sha256},
                      {"options", info.options_digest},
                      {"state_sha256", sha256_hex(bytes)}};
@@ -104,6 +105,9 @@ CheckpointInfo load_checkpoint(const fs::path& directory, Trainer& trainer,
   info.position.epoch = field<int64_t>(json, "epoch", file);
   info.position.batch_in_epoch = field<int64_t>(json, "batch_in_epoch", file);
   info.tokens = field<double>(json, "tokens", file);
+  if (json.contains("host_groups")) {
+    info.host_groups = field<std::vector<std::string>>(json, "host_groups", file);
+  }
   info.data_sha256 = field<std::string>(json, "data_sha256", file);
   info.options_digest = field<std::string>(json, "options", file);
   if (info.step < 0 || info.position.epoch < 0 || info.position.batch_in_epoch < 0) {

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/file.h"
 #include "io/dataset.h"
@@ -16,9 +17,10 @@ struct CheckpointInfo {
   int64_t bad_steps = 0;
   int64_t updates = 0;
   Batcher::Position position;
-  double tokens = 0;           // counter of the log
-  std::string data_sha256;     // of the tokenised rows and the model's weights
-  std::string options_digest;  // of the options that change the mathematics
+  double tokens = 0;                     // counter of the log
+  std::vector<std::string> host_groups;  // moved to the host while running
+  std::string data_sha256;               // of the tokenised rows and the model's weights
+  std::string options_digest;            // of the options that change the mathematics
 };
 
 void save_checkpoint(const fs::path& out_directory, const Trainer& trainer,

@@ -166,6 +166,7 @@ class Check {
 }  // namespace
 
 int cmd_check(const Options& options) {
+  if (options.has("serve-gap")) return check_serve_gap(options);
   if (options.flag("quiet") || options.flag("json")) set_log_level(LogLevel::kWarn);
   return Check(options).run();
 }

@@ -81,7 +81,7 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
   const LayerOptions& layer = prepared.graphs.options.layer;
   const int64_t tokens = layer.batch * layer.seq_len;
   const int64_t x_bytes =
-      tokens * config.hidden_size * static_cast<int64_t>(dtype_bytes(layer.compute_dtype()));
+      tokens * config.hidden_size * static_cast<int64_t>(dtype_bytes(layer.stream_dtype()));
   const int64_t rope_mask = static_cast<int64_t>(dtype_bytes(layer.compute_dtype())) * tokens *
                             (2 * config.head_dim + layer.seq_len);
   // Products at this machine's speed plus launches: a lower bound that leaves out all else.

@@ -13,6 +13,7 @@
 #include "base/version.h"
 #include "cli/checkpoint.h"
 #include "cli/commands.h"
+#include "cli/drift_watch.h"
 #include "cli/environment.h"
 #include "cli/run_log.h"
 #include "cli/scoring.h"
@@ -55,6 +56,8 @@ void check_ranges(const Options& options) {
        {"save-every", "eval-every", "warmup", "loss-rows", "skip-bad-rows", "seed"}) {
     options.integer(name, 0);
   }
+  parse_loss_scale(options.text("loss-scale"), DType::kF32);
+  check_drift_options(options);
   options.choice("on-device-error", {"stop", "host"});
   if (options.real("grad-clip") < 0) {
     fail(ErrorKind::kUsage, "--grad-clip", "must not be negative", options.text("grad-clip"));
@@ -95,12 +98,13 @@ std::string options_digest(const Options& options, const LoraSpec& lora, int64_t
   for (const std::string& target : lora.targets) text << " " << target;
   if (options.text("schedule") != "constant") text << " steps=" << steps;
   text << " backend=" << session.backend
+       << " activations=" << dtype_name(session.graphs.layer.activation_dtype)
        << " weights=" << dtype_name(session.graphs.layer.weight_dtype)
        << " recompute=" << (session.graphs.recompute == Recompute::kNone ? "none" : "layer")
        << " loss-rows=" << session.graphs.loss_rows;
   for (const char* name :
        {"vocab-chunk", "seq-len", "batch", "accum", "lr", "warmup", "schedule", "weight-decay",
-        "betas", "eps", "grad-clip", "seed", "packing", "train-on", "numerics"}) {
+        "betas", "eps", "grad-clip", "seed", "packing", "train-on", "numerics", "loss-scale"}) {
     text << " " << name << "=" << options.text(name);
   }
   return text.str();
@@ -186,7 +190,12 @@ class Loop {
  public:
   Loop(const Run& run, Trainer& trainer, Batcher& batcher, ModelRunner& runner, RunLog& log,
        const SessionOptions& session)
-      : run_(run), trainer_(trainer), batcher_(batcher), runner_(runner), log_(log) {
+      : run_(run),
+        trainer_(trainer),
+        batcher_(batcher),
+        runner_(runner),
+        log_(log),
+        drift_(run.options, run.model.config, session, *run.model.weights, runner, trainer, log) {
     info_.data_sha256 = run.content_digest();
     info_.options_digest = options_digest(run.options, run.lora, run.config.steps, session);
   }
@@ -195,6 +204,7 @@ class Loop {
     info_ = load_checkpoint(checkpoint, trainer_, info_);
     batcher_.seek(info_.position);
     if (log_.rewind(trainer_.step())) evaluated_step_ = trainer_.step();
+    drift_.move_to_host(info_.host_groups);
     log_.event("resume", {{"checkpoint", checkpoint.string()}}, trainer_.step());
   }
 
@@ -239,6 +249,16 @@ class Loop {
                      std::to_string(trainer_.bad_steps_in_a_row()) + " steps in a row",
                  "", "a lower --lr, --warmup, or `npu-lora check` on this backend");
     }
+    watch_drift(micro_batches[0]);
+  }
+
+  void watch_drift(const Batch& batch) {
+    const Result<bool> within = drift_.after_step(batch);
+    if (within.ok() && within.value()) return;
+    save();
+    if (!within.ok()) throw UserError(within.error());
+    fail(ErrorKind::kCheckFailed, "--drift-limit", "the run drifts from the reference",
+         drift_.why(), "`npu-lora check` names the part group; --drift-action host moves it");
   }
 
   Result<StepReport> step(std::span<const Batch> micro_batches) {
@@ -247,6 +267,7 @@ class Loop {
         trainer_, runner_.runtime(), micro_batches,
         [this](const std::string& group, const Error& error) {
           log_warn("train", group + " moves to the host: " + error.text());
+          drift_.add_moved(group);
           log_.event("moved_to_host", {{"group", group}, {"error", error.text()}}, trainer_.step());
         });
   }
@@ -261,6 +282,7 @@ class Loop {
     info_.step = trainer_.step();
     info_.bad_steps = trainer_.bad_steps_in_a_row();
     info_.updates = trainer_.updates();
+    info_.host_groups = {drift_.moved().begin(), drift_.moved().end()};
     save_checkpoint(run_.out, trainer_, info_, run_.options.integer("keep", 1));
     log_.event("checkpoint", {{"step", info_.step}}, info_.step);
   }
@@ -277,11 +299,13 @@ class Loop {
         held_out_loss(runner_, run_.data.held_out, [] { return stop_signal() != 0; });
     if (!loss) return false;
     evaluated_step_ = trainer_.step();
+    const double mean = loss->nats / static_cast<double>(std::max<int64_t>(1, loss->tokens));
     log_.event("eval",
                {{"step", trainer_.step()},
-                {"eval_loss", loss->nats / static_cast<double>(std::max<int64_t>(1, loss->tokens))},
+                {"eval_loss", std::isfinite(mean) ? Json(mean) : Json(nullptr)},
                 {"eval_tokens", loss->tokens}},
                trainer_.step());
+    if (!std::isfinite(mean)) log_warn("train", "the held-out loss is not finite");
     return true;
   }
 
@@ -290,6 +314,7 @@ class Loop {
   Batcher& batcher_;
   ModelRunner& runner_;
   RunLog& log_;
+  DriftWatch drift_;
   CheckpointInfo info_;
   int64_t evaluated_step_ = -1;
 };
@@ -320,6 +345,8 @@ int cmd_train(const Options& options) {
   SessionOptions session = training_session(options, run.lora, run.model.config, &batcher,
                                             !run.data.held_out.rows.empty());
   resolve_placement(run.model.config, session, *run.model.weights);
+  run.config.loss_scale =
+      parse_loss_scale(options.text("loss-scale"), session.graphs.layer.compute_dtype());
   auto runner = start_runner(run.model.config, session, *run.model.weights, options.flag("quiet"));
   // Before this there is nothing to save, so a signal just ends the program.
   install_stop_signals();

@@ -17,6 +17,8 @@ namespace npu {
 
 int cmd_train(const Options& options);
 int cmd_check(const Options& options);
+// check --serve-gap (src/cli/serve_gap.cpp).
+int check_serve_gap(const Options& options);
 int cmd_compile(const Options& options);
 int cmd_plan(const Options& options);
 int cmd_eval(const Options& options);

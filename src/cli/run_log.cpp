@@ -141,6 +141,8 @@ void RunLog::step(const StepReport& r, double epoch, double total_tokens) {
                {"parts_host_s", r.host_seconds},
                {"transfer_s", r.transfer_seconds}};
   if (r.skipped) line["nonfinite"] = true;
+  if (r.loss_scale != 1) line["loss_scale"] = r.loss_scale;
+  if (r.overflow) line["overflow"] = true;
   write(line);
   if (bar_) draw(r, tokens_per_s);
 }

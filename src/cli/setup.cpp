@@ -164,8 +164,7 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   session.threads = static_cast<int>(options.integer("threads", 0, 1024));
   LayerOptions& layer = session.graphs.layer;
   layer.seq_len = options.integer("seq-len", 2, 1 << 20);
-  layer.numerics =
-      options.choice("numerics", {"hf", "fp32"}) == "hf" ? Numerics::kHf : Numerics::kFp32;
+  layer.numerics = *parse_numerics(options.choice("numerics", {"hf", "vllm", "fp32"}));
   layer.lora = lora;
   if (options.has("dtype")) session.activation_dtype = dtype_option(options, "dtype");
   if (options.has("max-mm")) session.max_contractions = options.integer("max-mm", 0);
@@ -199,13 +198,12 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   session.compile.worker = {self_executable(), "compile-worker"};
   // Weights follow the activations unless asked otherwise. Where widening is free they stay as they
   // are on disk: the same values in half the memory.
+  layer.activation_dtype = session.activation_dtype.value_or(traits.compute_dtype);
   const std::string weights = options.choice("weight-dtype", {"auto", "f32", "bf16", "f16"});
   if (weights != "auto") {
     layer.weight_dtype = *parse_dtype(weights);
   } else {
-    layer.weight_dtype = traits.widens_weights
-                             ? config.storage_dtype
-                             : session.activation_dtype.value_or(traits.compute_dtype);
+    layer.weight_dtype = traits.widens_weights ? config.storage_dtype : layer.activation_dtype;
   }
   return session;
 }

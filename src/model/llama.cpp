@@ -9,13 +9,34 @@
 namespace npu {
 namespace {
 
-// transformers' LlamaRMSNorm: normalised in f32, rounded, then times the weight in the compute
-// dtype.
-Value rms_norm(Value x_MH, Value weight_1H, double eps) {
+// Normalised in f32. hf (transformers' LlamaRMSNorm): rounded, then times the weight in the compute
+// dtype. vllm: times the weight in f32, rounded once. x_MH is of the stream dtype.
+Value rms_norm(Value x_MH, Value weight_1H, const LayerOptions& o, double eps) {
   const Value x = ops::convert(x_MH, DType::kF32);
   const Value variance = ops::mean(ops::mul(x, x), 1);
   const Value normal = ops::mul(x, ops::rsqrt(ops::add_scalar(variance, eps)));
-  return ops::mul(weight_1H, ops::convert(normal, x_MH.dtype()));
+  if (o.numerics == Numerics::kVllm) {
+    return ops::convert(ops::mul(ops::convert(weight_1H, DType::kF32), normal), o.compute_dtype());
+  }
+  return ops::mul(weight_1H, ops::convert(normal, o.compute_dtype()));
+}
+
+// stream + branch. vllm: the sum is in f32 and so is what the norm reads, but what later sums start
+// from is the rounded residual.
+Value add_residual(Value stream_MH, Value branch_MH, const LayerOptions& o) {
+  if (o.numerics != Numerics::kVllm) return ops::add(stream_MH, branch_MH);
+  const Value residual_MH = ops::convert(stream_MH, o.compute_dtype());
+  return ops::add(ops::convert(residual_MH, DType::kF32), ops::convert(branch_MH, DType::kF32));
+}
+
+// silu(gate) · up. hf: silu is one op of torch, so it rounds once itself, and the product again.
+Value swiglu(Value gate_MF, Value up_MF, const LayerOptions& o) {
+  const Value activated_MF = ops::silu(ops::convert(gate_MF, DType::kF32));
+  if (o.numerics == Numerics::kVllm) {
+    return ops::convert(ops::mul(activated_MF, ops::convert(up_MF, DType::kF32)),
+                        o.compute_dtype());
+  }
+  return ops::mul(ops::convert(activated_MF, o.compute_dtype()), up_MF);
 }
 
 // [M, heads·D] → [B, heads, S, D]
@@ -23,8 +44,20 @@ Value split_heads(Value x, const LayerOptions& o, int64_t heads, int64_t head_di
   return ops::transpose(ops::reshape(x, {o.batch, o.seq_len, heads, head_dim}), {0, 2, 1, 3});
 }
 
-Value rotate(Value x_BNSD, Value cos_B1SD, Value sin_B1SD) {
-  return ops::add(ops::mul(x_BNSD, cos_B1SD), ops::mul(ops::rotate_half(x_BNSD), sin_B1SD));
+// RoPE. vllm: the tables hold rounded values, as vLLM's cache does, but all products and sums are
+// in f32.
+Value rotate(Value x_BNSD, Value cos_B1SD, Value sin_B1SD, const LayerOptions& o) {
+  const DType dtype = o.numerics == Numerics::kVllm ? DType::kF32 : o.compute_dtype();
+  const Value x = ops::convert(x_BNSD, dtype);
+  const Value turned = ops::add(ops::mul(x, ops::convert(cos_B1SD, dtype)),
+                                ops::mul(ops::rotate_half(x), ops::convert(sin_B1SD, dtype)));
+  return ops::convert(turned, o.compute_dtype());
+}
+
+// What the query is scaled by before the product with the keys, so that f16 scores do not overflow:
+// the power of two in 1/√D, which moves no rounding. The rest is applied to the scores.
+double early_scale(DType compute, double scale) {
+  return compute == DType::kF16 ? std::exp2(std::floor(std::log2(scale) + 0.5)) : 1.0;
 }
 
 // Grouped-query attention: the queries of one key head are stacked along rows, so that each key
@@ -39,14 +72,16 @@ Value attention(Builder& builder, const ModelConfig& config, const LayerOptions&
   const Value sin = builder.input("sin", {compute, {b, 1, s, d}});
   const Value mask = builder.input("mask", {compute, {b, 1, s, s}});
 
-  const Value q = rotate(split_heads(q_MO, o, heads, d), cos, sin);
-  const Value k = rotate(split_heads(k_MO, o, kv, d), cos, sin);
+  const double scale = 1.0 / std::sqrt(static_cast<double>(d)), early = early_scale(compute, scale);
+  Value q = rotate(split_heads(q_MO, o, heads, d), cos, sin, o);
+  if (early != 1.0) q = ops::scale(q, early);
+  const Value k = rotate(split_heads(k_MO, o, kv, d), cos, sin, o);
   const Value v = split_heads(v_MO, o, kv, d);
 
   const Value products =
       ops::matmul(ops::reshape(q, {b, kv, stacked, d}), k, {.transpose_rhs = true});
-  const Value scores =
-      ops::scale(ops::reshape(products, {b, heads, s, s}), 1.0 / std::sqrt(static_cast<double>(d)));
+  Value scores = ops::reshape(products, {b, heads, s, s});
+  if (scale != early) scores = ops::scale(scores, scale / early);
   const Value probs =
       ops::convert(ops::softmax(ops::convert(ops::add(scores, mask), DType::kF32)), compute);
   const Value mixed = ops::matmul(ops::reshape(probs, {b, kv, stacked, s}), v);
@@ -60,7 +95,8 @@ Graph layer_forward(const ModelConfig& config, const LayerOptions& options) {
   Builder builder("layer_fwd");
   const DType compute = options.compute_dtype();
   const int64_t h = config.hidden_size;
-  const Value x_MH = builder.input("x", {compute, {options.batch * options.seq_len, h}});
+  const Value x_MH =
+      builder.input("x", {options.stream_dtype(), {options.batch * options.seq_len, h}});
   const auto norm_weight = [&](const char* name) { return builder.input(name, {compute, {1, h}}); };
   const auto linear = [&](std::string_view name, Value in) {
     for (const Linear& l : linears()) {
@@ -70,16 +106,16 @@ Graph layer_forward(const ModelConfig& config, const LayerOptions& options) {
     return Value{};
   };
 
-  const Value n_MH = rms_norm(x_MH, norm_weight("input_layernorm.weight"), config.rms_norm_eps);
+  const double eps = config.rms_norm_eps;
+  const Value n_MH = rms_norm(x_MH, norm_weight("input_layernorm.weight"), options, eps);
   const Value mixed = attention(builder, config, options, linear("q_proj", n_MH),
                                 linear("k_proj", n_MH), linear("v_proj", n_MH));
-  const Value mid_MH = ops::add(x_MH, linear("o_proj", mixed));
+  const Value mid_MH = add_residual(x_MH, linear("o_proj", mixed), options);
 
-  const Value m_MH =
-      rms_norm(mid_MH, norm_weight("post_attention_layernorm.weight"), config.rms_norm_eps);
+  const Value m_MH = rms_norm(mid_MH, norm_weight("post_attention_layernorm.weight"), options, eps);
   const Value gate_MF = linear("gate_proj", m_MH);
-  const Value inner_MF = ops::mul(ops::silu(gate_MF), linear("up_proj", m_MH));
-  builder.output("y", ops::add(mid_MH, linear("down_proj", inner_MF)));
+  const Value inner_MF = swiglu(gate_MF, linear("up_proj", m_MH), options);
+  builder.output("y", add_residual(mid_MH, linear("down_proj", inner_MF), options));
   return std::move(builder).build();
 }
 
@@ -87,10 +123,11 @@ Graph final_norm(const ModelConfig& config, const LayerOptions& options, int64_t
   Builder builder("final_norm");
   const DType compute = options.compute_dtype();
   const int64_t h = config.hidden_size;
-  const Value x_MH = builder.input("x", {compute, {options.batch * options.seq_len, h}});
+  const Value x_MH =
+      builder.input("x", {options.stream_dtype(), {options.batch * options.seq_len, h}});
   const Value rows_R = builder.input("rows", {DType::kI32, {loss_rows}});
   const Value weight = builder.input("norm.weight", {compute, {1, h}});
-  builder.output("h", rms_norm(ops::gather(x_MH, rows_R), weight, config.rms_norm_eps));
+  builder.output("h", rms_norm(ops::gather(x_MH, rows_R), weight, options, config.rms_norm_eps));
   return std::move(builder).build();
 }
 

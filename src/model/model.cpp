@@ -66,6 +66,26 @@ std::vector<std::string> trained_inputs(const LoraSpec& lora) {
   return names;
 }
 
+std::string_view numerics_name(Numerics numerics) {
+  switch (numerics) {
+    case Numerics::kHf:
+      return "hf";
+    case Numerics::kVllm:
+      return "vllm";
+    case Numerics::kFp32:
+      return "fp32";
+  }
+  NPU_CHECK(false, "numerics");
+  return "";
+}
+
+std::optional<Numerics> parse_numerics(std::string_view name) {
+  for (const Numerics numerics : kAllNumerics) {
+    if (name == numerics_name(numerics)) return numerics;
+  }
+  return std::nullopt;
+}
+
 double mask_value(DType dtype) { return dtype == DType::kF16 ? -3e4 : -1e30; }
 
 std::vector<int64_t> vocabulary_chunks(int64_t vocab_size, int64_t limit) {

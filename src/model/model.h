@@ -43,8 +43,15 @@ struct ModelConfig {
   DType storage_dtype = DType::kF32;  // of the weights on disk ("dtype" or "torch_dtype")
 };
 
-// Where activations round (product.md section 6). With f32 activations both are the same.
-enum class Numerics { kHf, kFp32 };
+// Where activations round (docs/numerics.md). With f32 activations all are the same.
+//   kHf    after each op, as transformers does in bf16
+//   kVllm  RoPE, SwiGLU, and the residual sum with its norm stay in f32 until their one output;
+//          all else as kHf
+//   kFp32  nowhere
+enum class Numerics { kHf, kVllm, kFp32 };
+inline constexpr Numerics kAllNumerics[] = {Numerics::kHf, Numerics::kVllm, Numerics::kFp32};
+std::string_view numerics_name(Numerics numerics);  // "hf", "vllm", "fp32"
+std::optional<Numerics> parse_numerics(std::string_view name);
 
 struct LoraSpec {
   int64_t rank = 16;
@@ -81,6 +88,9 @@ struct LayerOptions {
   DType compute_dtype() const {
     return numerics == Numerics::kFp32 ? DType::kF32 : activation_dtype;
   }
+  // Dtype of x and y, the residual stream between layers. vLLM adds a layer's output to it inside
+  // the next norm, which sees the unrounded sum: so the sum crosses layers in f32.
+  DType stream_dtype() const { return numerics == Numerics::kHf ? activation_dtype : DType::kF32; }
 };
 
 // What "mask" holds where a row may not look: far below any score, finite in `dtype`.
@@ -91,8 +101,8 @@ double mask_value(DType dtype);
 // "model.layers.N." prefix ("self_attn.q_proj.weight" [out,in], "input_layernorm.weight" [1,H],
 // biases [1,out] where the config has them); for each target "self_attn.q_proj.lora_A" [r,in] and
 // ".lora_B" [out,r] in f32; "lora_scale" f32 [1,1]. Output: "y" [M,H]. Formulas: transformers'
-// modeling_llama and PEFT's lora.Linear; x, y, cos, sin, mask and norm weights have the compute
-// dtype, linears weight_dtype.
+// modeling_llama and PEFT's lora.Linear; x and y have the stream dtype, cos, sin, mask and norm
+// weights the compute dtype, linears weight_dtype.
 Graph layer_forward(const ModelConfig& config, const LayerOptions& options);
 // Names of the trained inputs of layer_forward, in order (A then B for each target).
 std::vector<std::string> trained_inputs(const LoraSpec& lora);

@@ -33,11 +33,12 @@ void fill_mask(const Batch& batch, std::span<T> mask, T open, T closed) {
 
 }  // namespace
 
-void embedding_rows(const Tensor& embedding_VH, const Batch& batch, Tensor& x_MH) {
+void embedding_rows(const Tensor& embedding_VH, const Batch& batch, DType compute, Tensor& x_MH) {
   const int64_t vocab = embedding_VH.shape()[0];
   const size_t row_bytes = embedding_VH.bytes() / static_cast<size_t>(vocab);
-  Tensor gathered =
-      embedding_VH.dtype() == x_MH.dtype() ? x_MH : Tensor(embedding_VH.dtype(), x_MH.shape());
+  Tensor gathered = embedding_VH.dtype() == x_MH.dtype() && compute == x_MH.dtype()
+                        ? x_MH
+                        : Tensor(embedding_VH.dtype(), x_MH.shape());
   for (size_t row = 0; row < batch.input_ids.size(); ++row) {
     const int32_t id = batch.input_ids[row];
     NPU_CHECK(id >= 0 && id < vocab, "token id " + std::to_string(id));
@@ -45,7 +46,7 @@ void embedding_rows(const Tensor& embedding_VH, const Batch& batch, Tensor& x_MH
                 embedding_VH.data() + static_cast<size_t>(id) * row_bytes, row_bytes);
   }
   if (gathered.data() == x_MH.data()) return;
-  const Tensor converted = gathered.to(x_MH.dtype());
+  const Tensor converted = gathered.to(compute).to(x_MH.dtype());
   std::memcpy(x_MH.mutable_data(), converted.data(), converted.bytes());
 }
 

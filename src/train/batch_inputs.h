@@ -7,8 +7,9 @@
 
 namespace npu {
 
-// Rows of the embedding [V,H] (any float dtype) for input_ids → x [M,H] in x's dtype.
-void embedding_rows(const Tensor& embedding_VH, const Batch& batch, Tensor& x_MH);
+// Rows of the embedding [V,H] (any float dtype) for input_ids, rounded to `compute` → x [M,H] in
+// x's dtype.
+void embedding_rows(const Tensor& embedding_VH, const Batch& batch, DType compute, Tensor& x_MH);
 
 // cos, sin [B,1,S,D] for the batch's positions.
 void rope_inputs(const ModelConfig& config, const Batch& batch, Tensor& cos, Tensor& sin);

@@ -47,11 +47,12 @@ std::vector<DeviceTensor> DeviceModel::allocate_block(Device& device,
 }
 
 DeviceModel::DeviceModel(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
-                         const WeightStore& store) {
+                         const WeightStore& store, bool adopt)
+    : adopt_(adopt) {
   const LayerOptions& o = graphs.options.layer;
   const DType compute = o.compute_dtype();
   const int64_t rows_M = o.batch * o.seq_len, hidden = config.hidden_size;
-  const TensorType activation{compute, {rows_M, hidden}};
+  const TensorType activation{o.stream_dtype(), {rows_M, hidden}};
 
   cos = allocate(device, {compute, {o.batch, 1, o.seq_len, config.head_dim}}, "cos");
   sin = allocate(device, cos.type, "sin");
@@ -88,6 +89,31 @@ const DeviceTensor& DeviceModel::layer_input(int64_t layer) const {
   return activations[static_cast<size_t>(layer) % activations.size()];
 }
 
+void DeviceModel::load_weight(Device& device, DeviceTensor& target, const WeightStore& store,
+                              const std::string& name) {
+  const Tensor stored = store.get(name);
+  if (adopt_ && stored.dtype() == target.type.dtype &&
+      stored.size() == num_elements(target.type.shape)) {
+    target.buffer = device.adopt(stored).take();
+    return;
+  }
+  if (target.buffer == nullptr) target = allocate(device, target.type, name);
+  upload_tensor(device, target, stored);
+  store.release(stored);
+}
+
+std::vector<std::pair<std::string, DeviceTensor>> DeviceModel::frozen_weights(
+    const ModelConfig& config) const {
+  std::vector<std::pair<std::string, DeviceTensor>> out = {{"model.norm.weight", norm_weight}};
+  out.emplace_back(config.tie_word_embeddings ? kEmbedding : kHead, head);
+  for (size_t i = 0; i < layers.size(); ++i) {
+    for (const auto& [name, weight] : layers[i].weights) {
+      if (!is_adapter(name)) out.emplace_back(layer_name(static_cast<int64_t>(i), name), weight);
+    }
+  }
+  return out;
+}
+
 void DeviceModel::load_layer(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
                              const WeightStore& store, int64_t layer) {
   LayerCall call;
@@ -100,12 +126,17 @@ void DeviceModel::load_layer(const ModelConfig& config, const ModelGraphs& graph
     names.push_back(input.name);
     types.push_back(input.type);
   }
-  std::vector<DeviceTensor> weights = allocate_block(device, types, layer_name(layer, "weights"));
+  std::vector<DeviceTensor> weights;
+  if (adopt_) {
+    for (const TensorType& type : types) weights.push_back({nullptr, type});
+  } else {
+    weights = allocate_block(device, types, layer_name(layer, "weights"));
+  }
   for (size_t i = 0; i < names.size(); ++i) {
     if (is_stored_weight(names[i])) {
-      const Tensor stored = store.get(layer_name(layer, names[i]));
-      upload_tensor(device, weights[i], stored);
-      store.release(stored);
+      load_weight(device, weights[i], store, layer_name(layer, names[i]));
+    } else if (adopt_) {
+      weights[i] = allocate(device, types[i], names[i]);
     }
     call.weights[names[i]] = std::move(weights[i]);
   }
@@ -141,10 +172,8 @@ void DeviceModel::load_head(const ModelConfig& config, const ModelGraphs& graphs
   const int64_t vocab = config.vocab_size, hidden = config.hidden_size;
   const int64_t rows_R = graphs.options.loss_rows;
   const std::string& head_name = config.tie_word_embeddings ? kEmbedding : kHead;
-  head = allocate(device, {o.weight_dtype, {vocab, hidden}}, head_name);
-  const Tensor stored = store.get(head_name);
-  upload_tensor(device, head, stored);
-  store.release(stored);
+  head.type = {o.weight_dtype, {vocab, hidden}};
+  load_weight(device, head, store, head_name);
   head_VH = read_tensor(device, head);
   embedding_VH = config.tie_word_embeddings ? head_VH : store.get(kEmbedding);
 

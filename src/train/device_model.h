@@ -21,8 +21,10 @@ struct LayerCall {
 
 struct DeviceModel {
   // Errors: a weight missing from the store (kBadInput), device memory (kRetriable), as UserErrors.
+  // `adopt`: weights of the right dtype are used in place where the device can.
   DeviceModel(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
-              const WeightStore& weights);
+              const WeightStore& weights, bool adopt);
+  std::vector<std::pair<std::string, DeviceTensor>> frozen_weights(const ModelConfig& config) const;
 
   // x of every layer where backward needs them (train), else two that take turns.
   DeviceTensor& layer_input(int64_t layer);
@@ -47,6 +49,10 @@ struct DeviceModel {
   int64_t bytes = 0;
 
  private:
+  bool adopt_ = false;
+  // Fills `name`'s buffer, or makes `target` the stored tensor itself.
+  void load_weight(Device& device, DeviceTensor& target, const WeightStore& store,
+                   const std::string& name);
   DeviceTensor allocate(Device& device, TensorType type, std::string_view what);
   // Several values in one block: large blocks lie on huge pages, many small ones would not.
   std::vector<DeviceTensor> allocate_block(Device& device, const std::vector<TensorType>& types,

@@ -37,12 +37,15 @@ double global_grad_norm(std::span<const Parameter> parameters) {
   return std::sqrt(sum);
 }
 
-void clip_gradients(std::span<Parameter> parameters, double norm, double max_norm) {
-  const double factor = max_norm / (norm + 1e-6);
-  if (factor >= 1.0) return;
+void scale_gradients(std::span<Parameter> parameters, double factor) {
   for (Parameter& p : parameters) {
     for (float& g : p.grad.mutable_values<float>()) g *= static_cast<float>(factor);
   }
+}
+
+void clip_gradients(std::span<Parameter> parameters, double norm, double max_norm) {
+  const double factor = max_norm / (norm + 1e-6);
+  if (factor < 1.0) scale_gradients(parameters, factor);
 }
 
 void adamw_step(std::span<Parameter> parameters, const AdamWOptions& options, double lr,

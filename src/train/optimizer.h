@@ -35,6 +35,8 @@ Parameter make_parameter(std::string name, Tensor value_f32);
 // Sum over all gradients' squares, in double, then the root: independent of how they are split.
 double global_grad_norm(std::span<const Parameter> parameters);
 
+void scale_gradients(std::span<Parameter> parameters, double factor);
+
 // Scales gradients by max_norm / (norm + 1e-6) when that is below 1, as clip_grad_norm_ does.
 void clip_gradients(std::span<Parameter> parameters, double norm, double max_norm);
 

@@ -32,11 +32,12 @@ struct ModelRunner::State {
   HeadJoin join;
   Phases phases;
 
-  State(const ModelConfig& c, ModelGraphs g, std::unique_ptr<Runtime> r, const WeightStore& w)
+  State(const ModelConfig& c, ModelGraphs g, std::unique_ptr<Runtime> r, const WeightStore& w,
+        bool adopt)
       : config(c),
         graphs(std::move(g)),
         runtime(std::move(r)),
-        model(config, graphs, runtime->device(), w),
+        model(config, graphs, runtime->device(), w, adopt),
         join(graphs.options.loss_rows, config.hidden_size, graphs.options.train) {}
 
   Device& device() { return runtime->device(); }
@@ -59,8 +60,9 @@ void ModelRunner::State::load_batch(const Batch& batch) {
   NPU_CHECK(
       batch.batch == graphs.options.layer.batch && batch.seq_len == graphs.options.layer.seq_len,
       "batch of another shape than the graphs'");
+  const DType compute = graphs.options.layer.compute_dtype();
   fill_tensor(device(), model.layer_input(0),
-              [&](Tensor& x) { embedding_rows(model.embedding_VH, batch, x); });
+              [&](Tensor& x) { embedding_rows(model.embedding_VH, batch, compute, x); });
   Tensor cos(model.cos.type.dtype, model.cos.type.shape), sin = cos.clone();
   rope_inputs(config, batch, cos, sin);
   upload_tensor(device(), model.cos, cos);
@@ -193,8 +195,10 @@ std::optional<Error> ModelRunner::State::backward(std::span<Parameter> parameter
 }
 
 ModelRunner::ModelRunner(const ModelConfig& config, ModelGraphs graphs,
-                         std::unique_ptr<Runtime> runtime, const WeightStore& weights)
-    : state_(std::make_unique<State>(config, std::move(graphs), std::move(runtime), weights)) {}
+                         std::unique_ptr<Runtime> runtime, const WeightStore& weights,
+                         bool adopt_weights)
+    : state_(std::make_unique<State>(config, std::move(graphs), std::move(runtime), weights,
+                                     adopt_weights)) {}
 ModelRunner::~ModelRunner() = default;
 
 const ModelConfig& ModelRunner::config() const { return state_->config; }
@@ -204,6 +208,9 @@ int64_t ModelRunner::batch_size() const { return state_->graphs.options.layer.ba
 int64_t ModelRunner::seq_len() const { return state_->graphs.options.layer.seq_len; }
 const ModelRunner::Phases& ModelRunner::phases() const { return state_->phases; }
 int64_t ModelRunner::device_bytes() const { return state_->model.bytes; }
+std::vector<std::pair<std::string, DeviceTensor>> ModelRunner::frozen_weights() const {
+  return state_->model.frozen_weights(state_->config);
+}
 
 void ModelRunner::set_adapter(std::span<const Parameter> parameters) {
   const std::vector<std::string> inputs = trained_inputs(state_->graphs.options.layer.lora);

@@ -9,6 +9,7 @@
 #include "compile/plan.h"
 #include "model/batch.h"
 #include "model/weights.h"
+#include "train/device_buffers.h"
 #include "train/model_graphs.h"
 #include "train/optimizer.h"
 
@@ -27,9 +28,10 @@ struct TokenScore {
 class ModelRunner {
  public:
   // Uploads the weights once, converted to the graphs' dtypes. `runtime` was made from `graphs`'s
-  // plan. Out of device memory is a kRetriable UserError naming the tensor.
+  // plan. Out of device memory is a kRetriable UserError naming the tensor. `adopt_weights`: the
+  // device uses tensors of `weights` in place where it can and their dtype is the graphs'.
   ModelRunner(const ModelConfig& config, ModelGraphs graphs, std::unique_ptr<Runtime> runtime,
-              const WeightStore& weights);
+              const WeightStore& weights, bool adopt_weights = false);
   ~ModelRunner();
   ModelRunner(const ModelRunner&) = delete;
   ModelRunner& operator=(const ModelRunner&) = delete;
@@ -57,6 +59,8 @@ class ModelRunner {
   };
   const Phases& phases() const;
   int64_t device_bytes() const;  // of all buffers held here
+  // By their Hugging Face names, as they lie in device buffers.
+  std::vector<std::pair<std::string, DeviceTensor>> frozen_weights() const;
 
  private:
   struct State;

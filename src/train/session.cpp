@@ -33,7 +33,7 @@ PartOrigin origin_of(const ModelConfig& config, const SessionOptions& options) {
       {"batch", std::to_string(layer.batch)},
       {"rank", targets.empty() ? "none" : std::to_string(layer.lora.rank)},
       {"targets", joined(targets)},
-      {"numerics", layer.numerics == Numerics::kHf ? "hf" : "fp32"},
+      {"numerics", std::string(numerics_name(layer.numerics))},
       {"dtype", std::string(dtype_name(layer.activation_dtype))},
       {"weight-dtype", std::string(dtype_name(layer.weight_dtype))},
       {"recompute", graphs.recompute == Recompute::kNone ? "none" : "layer"},
@@ -91,19 +91,20 @@ CompileReport recall(Prepared& prepared) {
 }
 
 std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
-                                  const WeightStore& weights) {
+                                  const WeightStore& weights, bool adopt_weights) {
   DeviceOptions device_options;
   device_options.threads = prepared.options.threads;
   auto runtime =
       Runtime::create(std::move(prepared.plan), *prepared.backend, device_options).take();
   return std::make_unique<ModelRunner>(config, std::move(prepared.graphs), std::move(runtime),
-                                       weights);
+                                       weights, adopt_weights);
 }
 
 MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs) {
   const GraphOptions& o = graphs.options;
   const int64_t weight_bytes = static_cast<int64_t>(dtype_bytes(o.layer.weight_dtype));
   const int64_t compute_bytes = static_cast<int64_t>(dtype_bytes(o.layer.compute_dtype()));
+  const int64_t stream_bytes = static_cast<int64_t>(dtype_bytes(o.layer.stream_dtype()));
   const int64_t layers = config.num_hidden_layers, rows_M = o.layer.batch * o.layer.seq_len;
   MemoryEstimate memory;
   int64_t linear_elements = 0, adapter_elements = 0;
@@ -118,7 +119,7 @@ MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& gra
                    layers * (2 * config.hidden_size * compute_bytes + adapter_elements * 4);
   if (!config.tie_word_embeddings) memory.weights += embedding * weight_bytes;
   const int64_t kept = o.train ? layers + 3 : 2;
-  memory.activations = kept * rows_M * config.hidden_size * compute_bytes +
+  memory.activations = kept * rows_M * config.hidden_size * stream_bytes +
                        o.layer.batch * o.layer.seq_len * o.layer.seq_len * compute_bytes;
   memory.saved = layers * graphs.saved_bytes_per_layer();
   // One chunk's logits and their exponentials are live inside a head part.

@@ -42,9 +42,10 @@ CompileReport compile(Prepared& prepared);
 // The cut and placement that compile() would come to, as far as the cache knows; compiles nothing.
 CompileReport recall(Prepared& prepared);
 
-// Loads parts and weights. The prepared plan is consumed.
+// Loads parts and weights, which with `adopt_weights` stay where they are if the device can use
+// them there. The prepared plan is consumed.
 std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
-                                  const WeightStore& weights);
+                                  const WeightStore& weights, bool adopt_weights = false);
 
 // Bytes that a run holds on the device and, on host-memory backends, in this process.
 struct MemoryEstimate {

@@ -33,7 +33,10 @@ void copy_state(const std::map<std::string, Tensor>& state, const std::string& n
 }  // namespace
 
 Trainer::Trainer(ModelRunner& runner, std::vector<Parameter> parameters, TrainConfig config)
-    : runner_(runner), parameters_(std::move(parameters)), config_(config) {
+    : runner_(runner),
+      parameters_(std::move(parameters)),
+      config_(config),
+      scaler_(config.loss_scale) {
   runner_.set_adapter(parameters_);
 }
 
@@ -53,11 +56,14 @@ Result<StepReport> Trainer::train_step(std::span<const Batch> micro_batches) {
   const double weight = 1.0 / static_cast<double>(std::max<int64_t>(1, report.trained_tokens));
   double nats = 0;
   for (const Batch& batch : micro_batches) {
-    const Result<LossSum> loss = runner_.forward_backward(batch, weight, parameters_);
+    const Result<LossSum> loss =
+        runner_.forward_backward(batch, weight * scaler_.scale(), parameters_);
     if (!loss.ok()) return loss.error();
     nats += loss.value().nats;
   }
   report.loss = nats * weight;
+  report.loss_scale = scaler_.scale();
+  if (scaler_.active()) scale_gradients(parameters_, 1.0 / scaler_.scale());
   report.grad_norm = global_grad_norm(parameters_);
   report.lr =
       config_.adamw.lr * schedule_factor(config_.schedule, step_, config_.warmup, config_.steps);
@@ -67,9 +73,12 @@ Result<StepReport> Trainer::train_step(std::span<const Batch> micro_batches) {
     // Nothing to learn from: momentum and decay must not move the parameters either.
     report.loss = std::numeric_limits<double>::quiet_NaN();
   } else if (report.skipped) {
-    ++bad_steps_;
+    // The forward pass is not scaled: a loss that is not finite has another cause.
+    report.overflow = std::isfinite(report.loss) && scaler_.overflow();
+    if (!report.overflow) ++bad_steps_;
   } else {
     bad_steps_ = 0;
+    scaler_.good_step();
     if (config_.grad_clip > 0) clip_gradients(parameters_, report.grad_norm, config_.grad_clip);
     adamw_step(parameters_, config_.adamw, report.lr, ++updates_);
     runner_.set_adapter(parameters_);
@@ -89,6 +98,7 @@ std::map<std::string, Tensor> Trainer::state() const {
     state[p.name + ".adam_m"] = p.m;
     state[p.name + ".adam_v"] = p.v;
   }
+  if (scaler_.active()) state["loss_scaler"] = scaler_.state();
   return state;
 }
 
@@ -98,6 +108,11 @@ void Trainer::restore(const std::map<std::string, Tensor>& state, int64_t step, 
     copy_state(state, p.name, p.value);
     copy_state(state, p.name + ".adam_m", p.m);
     copy_state(state, p.name + ".adam_v", p.v);
+  }
+  if (scaler_.active()) {
+    Tensor scaler = scaler_.state();
+    copy_state(state, "loss_scaler", scaler);
+    scaler_.restore(scaler);
   }
   step_ = step;
   bad_steps_ = bad_steps;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "train/loss_scale.h"
 #include "train/optimizer.h"
 #include "train/runner.h"
 
@@ -19,6 +20,7 @@ struct TrainConfig {
   int64_t steps = 400;
   double grad_clip = 1.0;     // 0 turns clipping off
   int64_t max_bad_steps = 5;  // non-finite steps in a row before the run stops
+  LossScaleOptions loss_scale;
 };
 
 // One optimizer step as the log shows it.
@@ -31,7 +33,9 @@ struct StepReport {
   int64_t tokens = 0;          // tokens that are not padding
   double step_seconds = 0;
   double device_seconds = 0, host_seconds = 0, transfer_seconds = 0;
-  bool skipped = false;  // loss or gradient was not finite: no update
+  bool skipped = false;   // loss or gradient was not finite: no update
+  double loss_scale = 1;  // that the step's gradients were computed under
+  bool overflow = false;  // skipped because the scale was too high; not a bad step
 };
 
 class Trainer {
@@ -46,11 +50,13 @@ class Trainer {
   int64_t step() const { return step_; }        // steps done, skipped ones included
   int64_t updates() const { return updates_; }  // AdamW's own count: steps that changed parameters
   int64_t bad_steps_in_a_row() const { return bad_steps_; }
+  const LossScaler& loss_scaler() const { return scaler_; }
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const TrainConfig& config() const { return config_; }
 
-  // Masters and moments by name ("NAME", "NAME.adam_m", "NAME.adam_v"); with step, updates and
-  // bad_steps_in_a_row that is all that the next step depends on.
+  // Masters and moments by name ("NAME", "NAME.adam_m", "NAME.adam_v") and, where the loss is
+  // scaled, "loss_scaler"; with step, updates and bad_steps_in_a_row that is all that the next step
+  // depends on.
   std::map<std::string, Tensor> state() const;
   // Errors: a tensor missing or of another shape (kBadInput UserError).
   void restore(const std::map<std::string, Tensor>& state, int64_t step, int64_t bad_steps,
@@ -60,6 +66,7 @@ class Trainer {
   ModelRunner& runner_;
   std::vector<Parameter> parameters_;
   TrainConfig config_;
+  LossScaler scaler_;
   int64_t step_ = 0;
   int64_t updates_ = 0;
   int64_t bad_steps_ = 0;

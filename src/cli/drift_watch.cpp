@@ -1,0 +1,121 @@
+// --drift-every in a training run.
+#include "cli/drift_watch.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "train/runner_weights.h"
+
+namespace npu {
+namespace {
+
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+std::string percent(double share) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g %%", 100 * share);
+  return text;
+}
+
+}  // namespace
+
+void check_drift_options(const Options& options) {
+  options.integer("drift-every", 0);
+  options.choice("drift-action", {"stop", "host", "warn"});
+  if (const double limit = options.real("drift-limit"); !(limit > 0 && limit <= 10)) {
+    fail(ErrorKind::kUsage, "--drift-limit", "must be above 0 and at most 10",
+         options.text("drift-limit"));
+  }
+}
+
+DriftWatch::DriftWatch(const Options& options, const ModelConfig& config,
+                       const SessionOptions& session, const WeightStore& weights,
+                       ModelRunner& runner, Trainer& trainer, RunLog& log)
+    : runner_(runner),
+      trainer_(trainer),
+      log_(log),
+      monitor_([&config, &weights, &runner, session] {
+        Prepared prepared = prepare(config, reference_session(session));
+        compile(prepared);
+        return load(config, std::move(prepared), *weights_of(runner, weights),
+                    /*adopt_weights=*/true);
+      }),
+      every_(options.integer("drift-every")),
+      limit_(options.real("drift-limit")),
+      action_(options.text("drift-action")) {}
+
+std::optional<Error> DriftWatch::place(const std::vector<std::string>& candidates,
+                                       const HostGroups& on_host) {
+  for (const std::string& group : candidates) {
+    const bool to_host = on_host.contains(group);
+    if (auto error = runner_.runtime().place_group(group, to_host, "drift from the reference")) {
+      return error;
+    }
+  }
+  return std::nullopt;
+}
+
+void DriftWatch::move_to_host(const std::vector<std::string>& groups) {
+  moved_ = {groups.begin(), groups.end()};
+  if (auto error = place(groups, moved_)) throw UserError(*error);
+}
+
+void DriftWatch::log_report(const DriftReport& report, const char* verdict) {
+  const Comparison& c = report.comparison;
+  Json fields = {{"step", trainer_.step()},
+                 {"loss", number(c.loss)},
+                 {"reference_loss", number(c.reference_loss)},
+                 {"loss_gap", number(c.loss - c.reference_loss)},
+                 {"worst_grad_rel", number(c.worst_grad_rel)},
+                 {"worst_grad", c.grads.empty() ? "" : c.grads[0].name},
+                 {"min_cosine", number(c.min_cosine)},
+                 {"seconds", report.seconds},
+                 {"verdict", verdict}};
+  if (!c.finite) fields["nonfinite"] = true;
+  log_.event("drift", fields, trainer_.step());
+}
+
+Result<bool> DriftWatch::after_step(const Batch& batch) {
+  if (every_ == 0 || trainer_.step() % every_ != 0 || loss_rows(batch).empty()) return true;
+  const double scale = trainer_.loss_scaler().scale();
+  const Result<DriftReport> report = monitor_.measure(runner_, trainer_.parameters(), batch, scale);
+  if (!report.ok()) return report.error();
+  if (report.value().within(limit_)) {
+    log_report(report.value(), "pass");
+    return true;
+  }
+  log_report(report.value(), action_.c_str());
+  const Comparison& c = report.value().comparison;
+  why_ = "loss " + percent(c.loss_rel) + ", worst gradient " + percent(c.worst_grad_rel) + " (" +
+         (c.grads.empty() ? "" : c.grads[0].name) + ") off the reference at step " +
+         std::to_string(trainer_.step()) + (c.finite ? "" : ", not all finite");
+  if (action_ == "stop") return false;
+  log_warn("drift", why_);
+  return action_ == "warn" ? Result<bool>(true) : move_until_within(batch, scale);
+}
+
+Result<bool> DriftWatch::move_until_within(const Batch& batch, double loss_scale) {
+  const std::vector<std::string> candidates = groups_on_device(runner_.runtime().plan());
+  const auto measure = [&](const HostGroups& on_host) -> Result<DriftReport> {
+    if (auto error = place(candidates, on_host)) return *error;
+    return monitor_.measure_again(runner_, batch, loss_scale);
+  };
+  const auto groups = groups_to_move(candidates, limit_, measure);
+  if (!groups.ok()) return groups.error();
+  if (!groups.value()) {
+    why_ += "; moving parts to the host does not help";
+    return false;
+  }
+  const Result<DriftReport> after = measure(*groups.value());
+  if (!after.ok()) return after.error();
+  log_report(after.value(), "moved");
+  for (const std::string& group : *groups.value()) {
+    moved_.insert(group);
+    log_warn("drift", group + " moves to the host");
+    log_.event("moved_to_host", {{"group", group}, {"error", why_}}, trainer_.step());
+  }
+  return true;
+}
+
+}  // namespace npu

@@ -1,0 +1,51 @@
+// --drift-every in a training run: measures, logs, and does what --drift-action says.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/run_log.h"
+#include "train/drift.h"
+#include "train/trainer.h"
+
+namespace npu {
+
+// Checks the ranges of --drift-every, --drift-limit, --drift-action.
+void check_drift_options(const Options& options);
+
+class DriftWatch {
+ public:
+  // `runner` is what the trainer runs on.
+  DriftWatch(const Options& options, const ModelConfig& config, const SessionOptions& session,
+             const WeightStore& weights, ModelRunner& runner, Trainer& trainer, RunLog& log);
+
+  // After a step: measures on this micro-batch when it is due. False when the run must stop, being
+  // out of limit; why() says so. Errors are the devices'.
+  Result<bool> after_step(const Batch& batch);
+  const std::string& why() const { return why_; }
+
+  // Groups that have left the device since the run began, for the checkpoint; a resumed run starts
+  // with them on the host. Another cause (--on-device-error) adds its group.
+  const HostGroups& moved() const { return moved_; }
+  void add_moved(const std::string& group) { moved_.insert(group); }
+  void move_to_host(const std::vector<std::string>& groups);
+
+ private:
+  void log_report(const DriftReport& report, const char* verdict);
+  Result<bool> move_until_within(const Batch& batch, double loss_scale);
+  // Of `candidates`, those in `on_host` to the host, the others to the device.
+  std::optional<Error> place(const std::vector<std::string>& candidates, const HostGroups& on_host);
+
+  ModelRunner& runner_;
+  Trainer& trainer_;
+  RunLog& log_;
+  DriftMonitor monitor_;
+  int64_t every_;
+  double limit_;
+  std::string action_;
+  HostGroups moved_;
+  std::string why_;
+};
+
+}  // namespace npu

@@ -1,0 +1,70 @@
+"""--drift-every through the program: what is logged, and what each action does."""
+import pytest
+from conftest import REPO, read_jsonl, write_jsonl
+from safetensors.numpy import load_file
+
+TINY = REPO / "tests/golden/llama_tiny"
+
+
+@pytest.fixture
+def rows(tmp_path):
+    ids = load_file(TINY / "batch.safetensors")["input_ids"].tolist()
+    return write_jsonl(tmp_path / "rows.jsonl", [{"input_ids": i, "labels": i} for i in ids])
+
+
+@pytest.fixture
+def train(run, rows, tmp_path):
+    """train(*options) → (finished process, events of the log by name)."""
+    def call(*options, expect=0, out="out", backend="cpu"):
+        done = run("train", "--model", TINY, "--data", rows, "--out", tmp_path / out, "--backend",
+                   backend, "--seq-len", 32, "--steps", 6, "--targets", "q,v", "--dtype", "bf16",
+                   *options, expect=expect)
+        events = {}
+        for line in read_jsonl(tmp_path / out / "train_log.jsonl"):
+            events.setdefault(line.get("event", "step"), []).append(line)
+        return done, events
+
+    return call
+
+
+def test_logged_every_n_steps(train):
+    _, events = train("--drift-every", 2)
+    assert [e["step"] for e in events["drift"]] == [2, 4, 6]
+    for event in events["drift"]:
+        assert event["verdict"] == "pass" and 0 <= event["worst_grad_rel"] < 0.05
+        assert event["min_cosine"] > 0.99 and abs(event["loss_gap"]) < 0.01
+        assert event["seconds"] > 0 and "lora_" in event["worst_grad"]
+
+
+def test_changes_no_loss(train):
+    _, watched = train("--drift-every", 1, out="a")
+    _, plain = train(out="b")
+    assert [e["loss"] for e in watched["step"]] == [e["loss"] for e in plain["step"]]
+    assert "drift" not in plain
+
+
+def test_stop_leaves_a_checkpoint_that_continues(train, tmp_path):
+    limit = ("--drift-every", 3, "--drift-limit", 1e-12)
+    done, events = train(*limit, expect=1)
+    assert "the run drifts from the reference; got loss" in done.stderr
+    assert events["drift"][-1]["verdict"] == "stop"
+    assert [p.name for p in (tmp_path / "out/checkpoints").iterdir()] == ["step-3"]
+    _, events = train(*limit, "--drift-action", "warn", "--resume", "auto")
+    assert [e["step"] for e in events["step"]] == [1, 2, 3, 4, 5, 6]
+    assert events["drift"][-1]["verdict"] == "warn"
+    assert (tmp_path / "out/adapter_model.safetensors").exists()
+
+
+def test_host_that_does_not_help_stops(train):
+    """The host of a `cpu` run computes what `cpu` computes: no move can help."""
+    done, events = train("--drift-every", 2, "--drift-limit", 1e-12, "--drift-action", "host",
+                         expect=1)
+    assert "moving parts to the host does not help" in done.stderr
+    assert "moved_to_host" not in events
+
+
+@pytest.mark.parametrize("options", [("--drift-limit", 0), ("--drift-limit", -1),
+                                     ("--drift-action", "panic"), ("--drift-every", -1)])
+def test_options_are_checked_before_anything_is_loaded(run, options):
+    done = run("train", "--model", "/nonexistent", "--data", "x", "--out", "y", *options, expect=2)
+    assert options[0] in done.stderr
