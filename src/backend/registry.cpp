@@ -5,6 +5,7 @@
 #include "backend/cpu.h"
 #include "backend/openvino.h"
 #include "backend/ort.h"
+#include "backend/sim.h"
 
 namespace npu {
 namespace {
@@ -30,12 +31,18 @@ constexpr BackendEntry kEntries[] = {
      probe_openvino_entry<OpenVinoDevice::kGpu>, false},
     {"cpu:reference", "the definition of every op, slow; judges the others", make_cpu_reference,
      always_usable, false},
+    {"sim:furiosa", "simulated FuriosaAI RNGD: bf16 products, memory of its own",
+     make_simulator_entry<BuiltinSimulator::kFuriosa>, always_usable, false},
+    {"sim:rbln", "simulated Rebellions ATOM: 16-bit results, biased; sim:FILE reads a profile",
+     make_simulator_entry<BuiltinSimulator::kRbln>, always_usable, false},
 };
+
+constexpr std::string_view kSimulator = "sim:";
 
 std::string known_names() {
   std::string names = "auto";
   for (const BackendEntry& entry : kEntries) names += ", " + std::string(entry.pattern);
-  return names;
+  return names + ", sim:FILE";
 }
 
 }  // namespace
@@ -46,6 +53,9 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name) {
   for (const BackendEntry& entry : kEntries) {
     const bool wanted = name == "auto" ? entry.automatic && !entry.probe() : name == entry.pattern;
     if (wanted) return entry.make();
+  }
+  if (name.starts_with(kSimulator) && name.size() > kSimulator.size()) {
+    return make_simulator(name.substr(kSimulator.size()));
   }
   return Error{ErrorKind::kUsage, "--backend", "there is no such backend", std::string(name),
                "use one of " + known_names()};

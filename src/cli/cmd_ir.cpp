@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "ir/text.h"
 #include "ops/table.h"
+#include "transform/legalise.h"
 #include "transform/passes.h"
 
 namespace npu {
@@ -49,7 +50,9 @@ std::vector<Pass> chosen_passes(const std::string& text) {
     const Pass* pass = find_pass(name);
     if (pass == nullptr) {
       std::string known = "default";
-      for (const Pass& p : default_passes()) known += ", " + std::string(p.name);
+      for (const std::span<const Pass> list : {default_passes(), legalise_passes()}) {
+        for (const Pass& p : list) known += ", " + std::string(p.name);
+      }
       fail(ErrorKind::kUsage, "--passes", "no pass of this name", "'" + name + "'",
            "known: " + known);
     }

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "cli/commands.h"
+#include "transform/legalise.h"
 
 namespace npu {
 namespace {
@@ -142,9 +143,11 @@ LoraSpec lora_options(const Options& options) {
 
 std::set<std::string, std::less<>> disabled_passes(const Options& options) {
   std::set<std::string, std::less<>> known;
-  for (const Pass& pass : default_passes()) {
-    known.emplace(pass.name);
-    for (const Rule& rule : pass.rules) known.emplace(rule.name);
+  for (const std::span<const Pass> list : {default_passes(), legalise_passes()}) {
+    for (const Pass& pass : list) {
+      known.emplace(pass.name);
+      for (const Rule& rule : pass.rules) known.emplace(rule.name);
+    }
   }
   std::set<std::string, std::less<>> disabled;
   for (const std::string& name : options.list("disable-pass")) {

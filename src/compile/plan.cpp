@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "ir/text.h"
+#include "transform/legalise.h"
 
 namespace npu {
 namespace {
@@ -21,13 +22,17 @@ std::optional<std::string> unsupported_node(Backend& backend, const Graph& part)
 
 class Planner {
  public:
-  Planner(Backend& backend, const PlanOptions& options) : backend_(backend), options_(options) {}
+  Planner(Backend& backend, const PlanOptions& options)
+      : backend_(backend),
+        options_(options),
+        legalise_(legalise_passes(backend.traits().legalise, backend.traits().name)) {}
 
   void add(const NamedGraph& named) {
     PlannedGraph planned;
     planned.group = named.group;
     planned.name = named.graph.name();
     planned.graph = run_passes(named.graph, default_passes(), options_.passes);
+    planned.graph = run_passes(planned.graph, legalise_, options_.passes);
     check_names(planned.graph);
     std::string host_reason;
     if (options_.host_groups.contains(named.group)) host_reason = "--host-parts";
@@ -102,6 +107,7 @@ class Planner {
 
   Backend& backend_;
   const PlanOptions& options_;
+  std::vector<Pass> legalise_;  // for the backend's compiler
   Plan plan_;
   std::unordered_map<std::string, size_t> by_text_;  // canonical text → index into distinct
 };

@@ -43,9 +43,8 @@ Value neg_neg(Builder&, const Node& node, Operands in) {
   return is(node, "neg") && is(in[0], "neg") ? operand(in[0], 0) : Value{};
 }
 
-Value add_neg(Builder&, const Node& node, Operands in) {
-  if (is(node, "add") && is(in[1], "neg")) return ops::sub(in[0], operand(in[1], 0));
-  if (is(node, "add") && is(in[0], "neg")) return ops::sub(in[1], operand(in[0], 0));
+// x + (-y) is left to those that need it: legalise.cpp.
+Value sub_neg(Builder&, const Node& node, Operands in) {
   if (is(node, "sub") && is(in[1], "neg")) return ops::add(in[0], operand(in[1], 0));
   return {};
 }
@@ -82,9 +81,7 @@ constexpr Rule kRules[] = {
     {"times_one", "x * 1 = x / 1 = x", true, times_one},
     {"add_neutral_zero", "x - (+0) = x + (-0) = x, also for x = -0", true, add_neutral_zero},
     {"neg_neg", "-(-x) = x", true, neg_neg},
-    {"add_neg",
-     "x + (-y) = x - y by definition; one op less, and some vendors' compilers refuse neg + add",
-     true, add_neg},
+    {"sub_neg", "x - (-y) = x + y by definition; one op less", true, sub_neg},
     {"reduce_unit_axes", "axes of size 1 need no reduction", true, reduce_unit_axes},
     {"fold_constants", "an elementwise op on constants is a constant, computed by the row's kernel",
      true, fold_constants},

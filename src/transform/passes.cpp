@@ -3,6 +3,7 @@
 
 #include "ir/text.h"
 #include "ir/verify.h"
+#include "transform/legalise.h"
 
 namespace npu {
 namespace {
@@ -92,8 +93,9 @@ class RulePass {
 }  // namespace
 
 const Pass* find_pass(std::string_view name) {
-  for (const Pass& pass : default_passes())
-    if (pass.name == name) return &pass;
+  for (const std::span<const Pass> list : {default_passes(), legalise_passes()})
+    for (const Pass& pass : list)
+      if (pass.name == name) return &pass;
   return nullptr;
 }
 
