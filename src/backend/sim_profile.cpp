@@ -151,19 +151,24 @@ std::string read_op(const Item& item) {
 }
 
 void read_rounding(const Item& item, Rounding& rounding) {
-  bool has_bias = false;
+  bool biased = false;
   const Field fields[] = {
       {"format", [&](const Item& i) { rounding.format = read_choice(i, kFormats); }},
       {"mode", [&](const Item& i) { rounding.mode = read_choice(i, kModes); }},
       {"bias",
        [&](const Item& i) {
          rounding.bias = read_number(i, 0, 1);
-         has_bias = true;
+         biased = true;
+       }},
+      {"from",
+       [&](const Item& i) {
+         rounding.from = read_number(i, 0, 3e38);
+         biased = true;
        }},
   };
   read_map(item, fields);
-  if (has_bias && rounding.mode != Mode::kAway) {
-    item.fail("bias goes with mode away", "", "add 'mode: away', or drop bias");
+  if (biased && rounding.mode != Mode::kAway) {
+    item.fail("bias and from go with mode away", "", "add 'mode: away', or drop them");
   }
 }
 

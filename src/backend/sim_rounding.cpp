@@ -41,6 +41,7 @@ struct Rule {
   uint32_t half = 0;         // kNearest: half a unit less one
   uint32_t lowest_kept = 0;  // shift to the last kept bit
   uint32_t away = 0;         // kAway: what is added to magnitudes that are not of the format
+  uint32_t away_from = 0;    // kAway: smaller magnitudes go to the nearest value
   uint32_t min_normal = 0, max_finite = 0;  // magnitudes
   uint32_t flushed_below = 0;
   uint32_t nan_and = 0, nan_or = 0;
@@ -56,6 +57,7 @@ Rule rule_of(const Rounding& rounding, const Specials& specials) {
   rule.lowest_kept = drop;
   rule.half = drop == 0 ? 0 : unit / 2 - 1;
   rule.away = static_cast<uint32_t>(std::lround((rounding.bias + 0.5) * unit));
+  rule.away_from = std::bit_cast<uint32_t>(static_cast<float>(rounding.from));
   rule.min_normal = static_cast<uint32_t>(facts.min_exponent + kF32Bias) << kF32Mantissa;
   rule.max_finite =
       (static_cast<uint32_t>(facts.max_exponent + kF32Bias + 1) << kF32Mantissa) - unit;
@@ -73,15 +75,16 @@ Rule rule_of(const Rounding& rounding, const Specials& specials) {
 template <Mode kMode>
 uint32_t rounded_bits(uint32_t bits, const Rule& rule) {
   const uint32_t sign = bits & kSign, magnitude = bits & ~kSign;
-  uint32_t result = magnitude;
-  if constexpr (kMode == Mode::kNearest) {
+  uint32_t added = 0;
+  if constexpr (kMode != Mode::kTruncate) {
     const uint32_t odd = rule.dropped == 0 ? 0 : (magnitude >> rule.lowest_kept) & 1u;
-    result = (magnitude + rule.half + odd) & ~rule.dropped;
-  } else if constexpr (kMode == Mode::kAway) {
-    result = (magnitude + ((magnitude & rule.dropped) != 0 ? rule.away : 0u)) & ~rule.dropped;
-  } else {
-    result = magnitude & ~rule.dropped;
+    added = rule.half + odd;
   }
+  if constexpr (kMode == Mode::kAway) {
+    const uint32_t away = (magnitude & rule.dropped) != 0 ? rule.away : 0u;
+    added = magnitude >= rule.away_from ? away : added;
+  }
+  uint32_t result = (magnitude + added) & ~rule.dropped;
   result = result > rule.max_finite ? kInfinity : result;
   result = magnitude < rule.flushed_below ? 0u : result;
   result |= sign;
@@ -99,7 +102,8 @@ void round_loop(const float* in, float* out, size_t count, const Rule& rule) {
 float rounded_subnormal(float value, const Rule& rule, const Rounding& rounding) {
   const double units = std::abs(static_cast<double>(value)) / rule.subnormal_unit;
   double whole = std::floor(units);
-  if (rounding.mode == Mode::kNearest) {
+  const bool nearest = rounding.mode == Mode::kAway && std::abs(value) < rounding.from;
+  if (rounding.mode == Mode::kNearest || nearest) {
     whole = std::nearbyint(units);
   } else if (rounding.mode == Mode::kAway && whole != units) {
     whole = std::floor(units + rounding.bias + 0.5);
@@ -109,9 +113,10 @@ float rounded_subnormal(float value, const Rule& rule, const Rounding& rounding)
 
 // ---- as an op ----------------------------------------------------------------------------------
 
-constexpr std::array<AttrSpec, 5> kAttrs = {{{"format", AttrKind::kInteger},
+constexpr std::array<AttrSpec, 6> kAttrs = {{{"format", AttrKind::kInteger},
                                              {"mode", AttrKind::kInteger},
                                              {"bias", AttrKind::kReal},
+                                             {"from", AttrKind::kReal},
                                              {"flush", AttrKind::kInteger},
                                              {"canonical", AttrKind::kInteger}}};
 
@@ -134,7 +139,8 @@ void round_narrow(std::span<const uint16_t> in, std::span<uint16_t> out, const R
 
 void round_kernel(std::span<const Tensor> in, const Attrs& attrs, Tensor& out) {
   const Rounding rounding = {static_cast<Format>(attrs.integer("format")),
-                             static_cast<Mode>(attrs.integer("mode")), attrs.real("bias")};
+                             static_cast<Mode>(attrs.integer("mode")), attrs.real("bias"),
+                             attrs.real("from")};
   const Specials specials = {attrs.integer("flush") != 0, attrs.integer("canonical") != 0};
   const Tensor& x = in[0];
   if (x.dtype() == DType::kF32) {
@@ -199,6 +205,7 @@ Value rounded(Value x, const Rounding& rounding, const Specials& specials) {
                           {{"format", static_cast<int64_t>(rounding.format)},
                            {"mode", static_cast<int64_t>(rounding.mode)},
                            {"bias", rounding.bias},
+                           {"from", rounding.from},
                            {"flush", int64_t{specials.flush_subnormals}},
                            {"canonical", int64_t{specials.canonical_nan}}});
 }

@@ -21,6 +21,7 @@ struct Rounding {
   Format format = Format::kF32;
   Mode mode = Mode::kNearest;
   double bias = 0.5;  // of kAway, in [0, 1]: 0.5 always takes the next value away from zero
+  double from = 0;    // of kAway: smaller magnitudes are rounded to nearest
   bool operator==(const Rounding&) const = default;
 };
 
