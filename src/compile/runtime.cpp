@@ -122,7 +122,7 @@ struct Runtime::State {
   std::vector<std::unique_ptr<Executable>> on_device, on_host;
   std::map<std::string, LoadedGraph, std::less<>> graphs;
   std::shared_ptr<Buffer> arena;  // of the temporaries of whichever graph is running
-  std::vector<Device::Ticket> pending;
+  std::vector<std::pair<Device::Ticket, const Step*>> pending;  // calls not waited for yet
   Timing timing;
   std::function<void(const PartCall&)> probe;
 
@@ -136,6 +136,7 @@ struct Runtime::State {
   std::optional<Error> run_on_device(LoadedGraph& graph, Step& step);
   std::optional<Error> host_buffer(Slot& slot, Buffer*& buffer);
   std::optional<Error> run_on_host(LoadedGraph& graph, Step& step);
+  Error named(Error error, const Step& step) const;
   std::optional<Error> drain();
   std::optional<Error> run_step(LoadedGraph& graph, Step& step);
   std::optional<Error> run_probed(LoadedGraph& graph, const PlannedGraph& planned, size_t part);
@@ -271,16 +272,22 @@ std::optional<Error> Runtime::State::run_on_device(LoadedGraph& graph, Step& ste
   const Stopwatch watch(timing.device_seconds);
   auto ticket = device->submit(*step.executable, step.input_buffers, step.output_buffers);
   if (!ticket) return ticket.error();
-  pending.push_back(ticket.value());
+  pending.emplace_back(ticket.value(), &step);
   return std::nullopt;
+}
+
+// A call may fail long after it was submitted: the error says which it was.
+Error Runtime::State::named(Error error, const Step& step) const {
+  error.where = step.name + " on " + (step.on_host ? "the host" : device_name) + ": " + error.where;
+  return error;
 }
 
 std::optional<Error> Runtime::State::drain() {
   const Stopwatch watch(timing.device_seconds);
   std::optional<Error> first;
-  for (const Device::Ticket ticket : pending) {
+  for (const auto& [ticket, step] : pending) {
     std::optional<Error> error = device->wait(ticket);
-    if (error && !first) first = std::move(error);
+    if (error && !first) first = named(std::move(*error), *step);
   }
   pending.clear();
   return first;
@@ -299,7 +306,6 @@ std::optional<Error> Runtime::State::host_buffer(Slot& slot, Buffer*& buffer) {
 }
 
 std::optional<Error> Runtime::State::run_on_host(LoadedGraph& graph, Step& step) {
-  if (auto error = drain()) return error;  // its inputs may still be on their way
   for (size_t i = 0; i < step.inputs.size(); ++i) {
     if (auto error = host_buffer(graph.slots[step.inputs[i]], step.input_buffers[i])) return error;
   }
@@ -333,7 +339,12 @@ std::optional<Error> Runtime::State::run_on_host(LoadedGraph& graph, Step& step)
 
 std::optional<Error> Runtime::State::run_step(LoadedGraph& graph, Step& step) {
   ++timing.launches;
-  return step.on_host ? run_on_host(graph, step) : run_on_device(graph, step);
+  if (step.on_host) {
+    if (auto error = drain()) return error;  // its inputs may still be on their way
+  }
+  std::optional<Error> error = step.on_host ? run_on_host(graph, step) : run_on_device(graph, step);
+  if (error) return named(std::move(*error), step);
+  return std::nullopt;
 }
 
 // Waits for each part, so that its time is its own and its values are there to be looked at.
@@ -376,10 +387,7 @@ std::optional<Error> Runtime::run(std::string_view graph, const Bindings& bindin
     Step& step = loaded.steps[i];
     failure = state_->probe ? state_->run_probed(loaded, state_->plan.graph(graph), i)
                             : state_->run_step(loaded, step);
-    if (!failure) continue;
-    failure->where = step.name + " on " + (step.on_host ? "the host" : state_->device_name) + ": " +
-                     failure->where;
-    break;
+    if (failure) break;
   }
   // Also after a failure: calls in flight still use the buffers.
   if (auto error = state_->drain(); error && !failure) failure = std::move(error);
