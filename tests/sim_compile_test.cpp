@@ -163,7 +163,7 @@ TEST(SimCompile, ChangedProfilesAreAnotherCompiler) {
   compiled.backend = make_backend(file.backend()).take();
   const auto runtime = compiled.open();
   ASSERT_FALSE(runtime.ok());
-  EXPECT_NE(runtime.error().text().find("must be made under this profile"), std::string::npos);
+  EXPECT_NE(runtime.error().text().find("sim blob: must be made by sim "), std::string::npos);
 }
 
 TEST(SimRuntime, FaultsOfLoadingAndRunningAreErrors) {
