@@ -22,6 +22,7 @@
 #include "ops/ops.h"
 #include "ops/table.h"
 #include "random_graph.h"
+#include "transform/legalise.h"
 #include "transform/passes.h"
 #include "transform/vjp.h"
 
@@ -82,6 +83,13 @@ std::vector<std::filesystem::path> case_files() {
     if (entry.path().extension() == ".ir") files.push_back(entry.path());
   std::sort(files.begin(), files.end());
   return files;
+}
+
+// The default ones and those that vendors need.
+std::vector<Pass> all_passes() {
+  std::vector<Pass> passes(default_passes().begin(), default_passes().end());
+  passes.insert(passes.end(), legalise_passes().begin(), legalise_passes().end());
+  return passes;
 }
 
 struct Rewritten {
@@ -145,7 +153,7 @@ TEST(IrCases, TextAndValuesAreKept) {
     for (IrCase& c : cases) check_case(c, rules_seen, update);
     if (update) write_cases(file, cases);
   }
-  for (const Pass& pass : default_passes()) {
+  for (const Pass& pass : all_passes()) {
     for (const Rule& rule : pass.rules)
       EXPECT_TRUE(rules_seen.contains(std::string(rule.name))) << "no case for " << rule.name;
   }
@@ -271,11 +279,11 @@ TEST(Passes, ReportTheGraphAfterEachPassThatChangedIt) {
 
 TEST(Passes, NamesAreUniqueAndExplained) {
   std::set<std::string_view> names;
-  for (const Pass& pass : default_passes()) {
+  for (const Pass& pass : all_passes()) {
     EXPECT_TRUE(names.insert(pass.name).second) << pass.name;
     EXPECT_FALSE(pass.why.empty()) << pass.name;
     EXPECT_EQ(pass.rules.empty(), pass.run != nullptr) << pass.name;
-    EXPECT_EQ(find_pass(pass.name), &pass);
+    EXPECT_EQ(find_pass(pass.name)->why, pass.why);
     for (const Rule& rule : pass.rules) {
       EXPECT_TRUE(names.insert(rule.name).second) << rule.name;
       EXPECT_FALSE(rule.why.empty()) << rule.name;
@@ -300,12 +308,31 @@ TEST(Passes, ExactRulesKeepTheBitsOfRandomGraphs) {
   for (uint64_t seed = 0; seed < 2000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const Graph graph = random_graph(seed, RandomOps::kAll);
-    const Graph after = run_passes(graph, default_passes(), options);
+    const Graph after = run_passes(graph, all_passes(), options);
     const NamedTensors inputs = random_inputs(graph, seed, /*special=*/seed % 2 == 1);
     ASSERT_EQ(bit_difference(run_graph(after, inputs), run_graph(graph, inputs)), "")
         << print_graph(graph);
   }
-  expect_all_fired(*find_pass("simplify"), fired);
+  for (const char* pass : {"simplify", "fold_neg_add", "pad_to_concat"}) {
+    expect_all_fired(*find_pass(pass), fired);
+  }
+}
+
+TEST(Legalise, TakesNamesInOrderAndRefusesOthers) {
+  const std::string names[] = {"pad_to_concat", "fold_neg_add"};
+  const std::vector<Pass> passes = legalise_passes(names, "sim:x");
+  ASSERT_EQ(passes.size(), 2u);
+  EXPECT_EQ(passes[0].name, "pad_to_concat");
+  EXPECT_EQ(passes[1].name, "fold_neg_add");
+  const std::string unknown[] = {"fold_neg_ad"};
+  try {
+    legalise_passes(unknown, "sim:x");
+    FAIL() << "the name was taken";
+  } catch (const UserError& error) {
+    EXPECT_STREQ(error.what(),
+                 "sim:x: legalise: there is no such pass; got 'fold_neg_ad'; hint: use "
+                 "fold_neg_add, pad_to_concat");
+  }
 }
 
 TEST(Passes, KeepTheValuesOfDerivativesWithinRounding) {

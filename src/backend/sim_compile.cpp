@@ -1,4 +1,4 @@
-// Blobs are a line "npu-sim PROFILE SHA256" and the text of the compiled part.
+// A blob is the text of the compiled part, sealed with the digest of the profile.
 #include "backend/sim_compile.h"
 
 #include <algorithm>
@@ -8,15 +8,14 @@
 #include <new>
 #include <thread>
 
-#include "base/hash.h"
+#include "backend/sealed_blob.h"
 #include "ir/text.h"
 #include "ops/table.h"
 
 namespace npu::sim {
 namespace {
 
-constexpr std::string_view kMagic = "npu-sim";
-constexpr size_t kDigestLength = 64;
+constexpr std::string_view kBlobKind = "sim";
 
 size_t at(NodeId id) { return static_cast<size_t>(id); }
 
@@ -159,24 +158,13 @@ Result<Blob> compile_part(const Profile& profile, const Graph& part) {
     return end_compile(rejection->how, profile, rejection->reason);
   }
   const std::string compiled = profile.inputs_by_use ? print_graph(with_inputs_by_use(part)) : text;
-  return std::string(kMagic) + " " + profile.digest + " " + sha256_hex(std::string_view(compiled)) +
-         "\n" + compiled;
+  return seal_blob(kBlobKind, profile.digest, compiled);
 }
 
 Result<Graph> decode_blob(const Profile& profile, const Blob& blob) {
-  const std::string where = "sim:" + profile.name + " blob";
-  const std::string start = std::string(kMagic) + " " + profile.digest + " ";
-  const size_t header = start.size() + kDigestLength + 1;
-  const std::string_view bytes = blob;
-  if (!bytes.starts_with(start) || bytes.size() < header || bytes[header - 1] != '\n') {
-    return Error{ErrorKind::kBadInput, where, "must be made under this profile",
-                 "another one's, or another file", "clear the compile cache"};
-  }
-  const std::string_view compiled = bytes.substr(header);
-  if (sha256_hex(compiled) != bytes.substr(start.size(), kDigestLength)) {
-    return Error{ErrorKind::kBadInput, where, "is damaged", "", "clear the compile cache"};
-  }
-  return parse_graph(std::string(compiled), find_op, "part");
+  const Result<std::string_view> text = unseal_blob(kBlobKind, profile.digest, blob);
+  if (!text) return text.error();
+  return parse_graph(text.value(), find_op, "part");
 }
 
 }  // namespace npu::sim

@@ -1,3 +1,4 @@
+// Memory, calls and clock of a simulated device. The arithmetic is the cpu executor's.
 #include "backend/sim_device.h"
 
 #include <algorithm>
@@ -167,7 +168,7 @@ class SimDevice : public Device {
 
  private:
   Error out_of_memory(int64_t wanted) const;
-  std::optional<Error> load_fault(const std::string& text) const;
+  std::optional<Error> load_fault(const Graph& part, const std::string& text) const;
   void execute(SimExecutable& executable, std::span<Buffer* const> inputs,
                std::span<Buffer* const> outputs);
   // Counts the call, and does what the profile plants in it.
@@ -199,7 +200,7 @@ Error SimDevice::lost() const {
           "open it again: a resumed run continues from the last checkpoint"};
 }
 
-std::optional<Error> SimDevice::load_fault(const std::string& text) const {
+std::optional<Error> SimDevice::load_fault(const Graph& part, const std::string& text) const {
   for (const Fault& fault : profile_->faults) {
     if (fault.when != Fault::When::kLoad || text.find(fault.part) == std::string::npos) continue;
     switch (fault.kind) {
@@ -207,7 +208,7 @@ std::optional<Error> SimDevice::load_fault(const std::string& text) const {
         return Error{ErrorKind::kRetriable, where_, "the loader aborted",
                      "panic in a function that cannot unwind", "run the part on the host"};
       case Failure::kOutOfMemory:
-        return out_of_memory(input_bytes(Graph()));
+        return out_of_memory(input_bytes(part) + output_bytes(part));
       default:
         return Error{ErrorKind::kBadInput, where_, "the runtime refuses the compiled part",
                      "planted fault", "clear the compile cache"};
@@ -220,7 +221,7 @@ Result<std::unique_ptr<Executable>> SimDevice::load(const Blob& blob, const Grap
   const Result<Graph> compiled = decode_blob(*profile_, blob);
   if (!compiled) return compiled.error();
   const std::string text = print_graph(part);
-  if (auto failure = load_fault(text)) return *failure;
+  if (auto failure = load_fault(part, text)) return *failure;
   if (profile_->host_memory) {  // every call brings all of it over
     const int64_t bytes = input_bytes(compiled.value()) + output_bytes(compiled.value());
     if (!budget_->take(bytes)) return out_of_memory(bytes);

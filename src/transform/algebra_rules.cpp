@@ -106,13 +106,22 @@ std::optional<std::pair<Value, Value>> ordered(Value value, std::string_view op,
   return std::nullopt;
 }
 
+// The two sides of x - y, also where it is still x + (-y).
+std::optional<std::pair<Value, Value>> difference_sides(Value value) {
+  if (is(value, "sub")) return std::pair(operand(value, 0), operand(value, 1));
+  const auto sides = ordered(value, "add", [](Value v) { return is(v, "neg"); });
+  if (!sides) return std::nullopt;
+  return std::pair(sides->second, operand(sides->first, 0));
+}
+
 // With y = w / b and s = sum(g * y): (g / b - s / b) * w = (g - s) * y.
 Value softmax_gradient(Builder&, const Node& node, Operands in) {
   if (!is(node, "mul")) return {};
   for (const size_t i : {size_t{0}, size_t{1}}) {
-    const Value difference = in[i], w = in[1 - i];
-    if (!is(difference, "sub")) continue;
-    const Value scaled_g = operand(difference, 0), scaled_s = operand(difference, 1);
+    const auto difference = difference_sides(in[i]);
+    const Value w = in[1 - i];
+    if (!difference) continue;
+    const auto& [scaled_g, scaled_s] = *difference;
     if (!is(scaled_g, "div") || !is(scaled_s, "div")) continue;
     const Value g = operand(scaled_g, 0), b = operand(scaled_g, 1), s = operand(scaled_s, 0);
     if (operand(scaled_s, 1).id != b.id || !is(s, "reduce_sum")) continue;

@@ -41,21 +41,20 @@ Value pad_zeros(Builder& builder, const Node& node, Operands in) {
 
 constexpr Rule kNegAdd[] = {
     {"add_neg",
-     "x + (-y) = x - y by definition (torch's rsub for a scalar x); ATOM's compiler rejects a neg "
-     "that feeds an add, and crashes on a matmul behind it",
+     "x + (-y) = x - y by definition (rsub where x is a number); a compiler that rejects a neg "
+     "feeding an add, and crashes on a matmul behind it, takes the difference",
      true, add_neg},
 };
 
 constexpr Rule kPad[] = {
     {"pad_zeros",
-     "padding is joining with zeros; RNGD's compiler has constant_pad_nd in its list of ops but "
-     "compiles none",
-     true, pad_zeros},
+     "padding is joining with zeros; a compiler may list pads among its ops and compile none", true,
+     pad_zeros},
 };
 
 constexpr Pass kPasses[] = {
-    {"fold_neg_add", "ATOM: DEVICE_GRAPH_CONVERSION errors and crashes", kNegAdd},
-    {"pad_to_concat", "RNGD: \"failed to compile the graph\"", kPad},
+    {"fold_neg_add", "for compilers that take no neg feeding an add", kNegAdd},
+    {"pad_to_concat", "for compilers that take no pad", kPad},
 };
 
 }  // namespace
