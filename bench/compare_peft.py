@@ -5,7 +5,8 @@
 
 Both sides do the same work with the same threads, in processes of their own that take turns. README.md
 beside this file says what each work is. Speed ratios above 1 and memory ratios below 1 are in our
-favour. Exit 1 when the two sides do not compute the same loss: then the figures compare nothing.
+favour. Exit 1 when a work fails, or its two sides do not compute the same loss: then its figures compare
+nothing. The other works are printed all the same.
 """
 import argparse
 import json
@@ -58,6 +59,10 @@ WORKS = {
 }
 DEFAULT_WORKS = "lora_qv_s128,lora_qv_s512,sst2,rss_qv_s128,rss_qv_s512,rss_low_s512"
 ROWS_PER_STEP = 8  # PEFT's batch in sst2: what a Trainer user runs
+
+
+class WorkFailed(Exception):
+    """One work came to nothing; the others may still."""
 
 
 def write_rows(model, work, path):
@@ -120,7 +125,8 @@ def run_peft(args, work, settings, rows, folder):
                                    stdout=stdout, stderr=stderr, env=environment(args))
         peak, _ = wait_measured(process, lambda: False)
     if process.returncode:
-        sys.exit(f"{errors.read_text()[-4000:]}\npeft_worker.py: exit {process.returncode}")
+        raise WorkFailed(
+            f"{errors.read_text()[-4000:]}\npeft_worker.py: exit {process.returncode}")
     result = json.loads(out.read_text(encoding="utf-8").splitlines()[-1])
     return {"step_seconds": result["step_seconds"], "first_loss": result["first_loss"],
             "others_cpu_share": result["others_cpu_share"], "peak_gib": peak,
@@ -146,7 +152,7 @@ def run_ours(args, work, rows, folder):
     process = subprocess.Popen(command, env=environment(args))
     peak, share = wait_measured(process, lambda: len(records()) >= max(1, work.warmup))
     if process.returncode:
-        sys.exit(f"exit {process.returncode}: {' '.join(map(str, command))}")
+        raise WorkFailed(f"exit {process.returncode}: {' '.join(map(str, command))}")
     seconds = [record["step_seconds"] for record in records()]
     return {"step_seconds": seconds[work.warmup:], "first_loss": records()[0]["loss"],
             "others_cpu_share": share, "peak_gib": peak,
@@ -182,13 +188,29 @@ def figures(work, row_count, runs):
     }
 
 
+def chosen_variants(work, names):
+    return {v: s for v, s in work.peft.items() if not names or v in names}
+
+
+def check_choice(parser, works, variants):
+    """What was asked for exists, before minutes are spent on half of it."""
+    for name in works:
+        if name not in WORKS:
+            parser.error(f"unknown work {name}; known: {', '.join(WORKS)}")
+        if not chosen_variants(WORKS[name], variants):
+            parser.error(f"{name} has none of --variants {','.join(variants)}; "
+                         f"it has {', '.join(WORKS[name].peft)}")
+    known = {v for name in works for v in WORKS[name].peft}
+    for variant in variants or ():
+        if variant not in known:
+            parser.error(f"no chosen work has the variant {variant}; known: {', '.join(sorted(known))}")
+
+
 def compare(args, name, folder):
     work = WORKS[name]
     rows = folder / f"{name}.jsonl"
     row_count = write_rows(args.model, work, rows)
-    variants = {v: s for v, s in work.peft.items() if not args.variants or v in args.variants}
-    if not variants:
-        sys.exit(f"{name}: none of --variants; it has {', '.join(work.peft)}")
+    variants = chosen_variants(work, args.variants)
     runs = {"ours": [], **{v: [] for v in variants}}
     for repeat in range(args.repeats):
         for side, done in runs.items():
@@ -217,8 +239,8 @@ def check_losses(name, ours, sides):
     for variant, side in sides.items():
         tolerance = 0.02 if "bf16" in variant else LOSS_TOLERANCE
         if abs(ours["first_loss"] - side["first_loss"]) > tolerance * side["first_loss"]:
-            sys.exit(f"{name}: first losses differ; ours {ours['first_loss']}, "
-                     f"{variant} {side['first_loss']}: the two sides do not do the same work")
+            raise WorkFailed(f"first losses differ; ours {ours['first_loss']}, {variant} "
+                             f"{side['first_loss']}: the two sides do not do the same work")
 
 
 def sgemm(args):
@@ -253,19 +275,25 @@ def main():
     parser.add_argument("--json", action="store_true", help="everything as JSON on stdout")
     args = parser.parse_args()
     works = args.works.split(",")
-    for name in works:
-        if name not in WORKS:
-            parser.error(f"unknown work {name}; known: {', '.join(WORKS)}")
+    check_choice(parser, works, args.variants)
+    failures = {}
     with tempfile.TemporaryDirectory(prefix="compare_peft") as name:
         folder = Path(name)
         args.cache_dir = folder / "cache"
         result = {"machine": machine.describe(), "threads": args.threads,
                   "backend": args.backend, "sgemm_gflops_before": sgemm(args), "works": {}}
         for work in works:
-            result["works"][work] = compare(args, work, folder)
+            try:
+                result["works"][work] = compare(args, work, folder)
+            except (WorkFailed, OSError, ValueError, LookupError) as failure:
+                failures[work] = str(failure)
+                print(f"{work}: {failure}", file=sys.stderr, flush=True)
         result["sgemm_gflops_after"] = sgemm(args)
     result["ratios"] = {name: work["ratio"] for name, work in result["works"].items()}
+    result["failed"] = failures
     print(json.dumps(result, indent=2) if args.json else table(result))
+    if failures:
+        sys.exit(f"failed: {', '.join(failures)}")
 
 
 if __name__ == "__main__":

@@ -132,6 +132,59 @@ TEST(Cache, ExplainsMisses) {
   EXPECT_EQ(cache.explain_miss(changed, "fwd"), "option tactic changed: 8 (was 7)");
 }
 
+// The options under which parts were built explain why the text of a part is another.
+TEST(Cache, NamesTheOptionsThatDiffer) {
+  const TempDir dir;
+  const Cache cache(dir.path());
+  const PartOrigin first = {{"rank", "16"}, {"seq-len", "512"}, {"gone", "1"}};
+  cache.put(sample_key("p16"), built("b"), "fwd.0", first);
+  PartOrigin now = first;
+  now[0].second = "8";
+  EXPECT_EQ(cache.explain_miss(sample_key("p8"), "fwd.0", now), "rank changed: 8 (was 16)");
+  now[1].second = "128";
+  EXPECT_EQ(cache.explain_miss(sample_key("p8", "2"), "fwd.0", now),
+            "rank changed: 8 (was 16); seq-len changed: 128 (was 512); threads changed: 2 (was 1)");
+  // Another place in the same graph is near enough; another graph is not.
+  EXPECT_EQ(cache.explain_miss(sample_key("p8"), "fwd.3", now),
+            "rank changed: 8 (was 16); seq-len changed: 128 (was 512)");
+  EXPECT_EQ(cache.explain_miss(sample_key("p8"), "fwd_x.0", now),
+            "no entry for this part or any like it");
+  // Options say nothing about a part that is the same.
+  EXPECT_EQ(cache.explain_miss(sample_key("p16", "2"), "fwd.0", now), "threads changed: 2 (was 1)");
+  // Nor when none of those that both name differs.
+  EXPECT_EQ(cache.explain_miss(sample_key(std::string(100, 'x')), "fwd.0",
+                               {{"rank", "16"}, {"seq-len", "512"}, {"new", "2"}}),
+            "part changed");
+  // The nearest entry is the one with the fewest differences.
+  cache.put(sample_key("p8"), built("b"), "fwd.0", now);
+  now[0].second = "4";
+  EXPECT_EQ(cache.explain_miss(sample_key("p4"), "fwd.0", now), "rank changed: 4 (was 8)");
+}
+
+TEST(Cache, ReadsEntriesWithoutOrigin) {
+  const TempDir dir;
+  const Cache cache(dir.path());
+  cache.put(sample_key(), built("b"), "fwd.0", {{"rank", "16"}});
+  const fs::path path = dir.path() / "parts" / (sample_key().digest() + ".json");
+  std::string text = read_text(path);
+  const size_t begin = text.find(" \"origin\""), end = text.find("]\n ],\n", begin) + 6;
+  ASSERT_LT(begin, end);
+  publish_text(path, text.erase(begin, end - begin));
+  EXPECT_TRUE(cache.get(sample_key()));
+  EXPECT_EQ(cache.explain_miss(sample_key(std::string(100, 'x')), "fwd.0", {{"rank", "8"}}),
+            "part changed");
+}
+
+TEST(Cache, WritesNoOriginThatItWouldRefuse) {
+  const TempDir dir;
+  const Cache cache(dir.path());
+  PartOrigin origin(kOriginLimit + 9, {"label", "value"});
+  origin[0].second = "\x1b[2J";
+  origin[1].second = std::string(300, 'x');
+  cache.put(sample_key(), built("b"), "fwd.0", origin);
+  EXPECT_TRUE(cache.get(sample_key()));
+}
+
 // Each change to the entry's files must cost a warning and a recompile, and nothing else.
 struct Damage {
   const char* name;
@@ -195,6 +248,25 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"OtherFormat",
                [](const fs::path& m, const fs::path&) {
                  publish_text(m, replaced(m, "\"format\": 1", "\"format\": 99"));
+               }},
+        Damage{"OriginIsText",
+               [](const fs::path& m, const fs::path&) {
+                 publish_text(m, replaced(m, "\"origin\": []", "\"origin\": \"rank\""));
+               }},
+        Damage{"OriginOfOne",
+               [](const fs::path& m, const fs::path&) {
+                 publish_text(m, replaced(m, "\"origin\": []", "\"origin\": [[\"rank\"]]"));
+               }},
+        Damage{"OriginWithEscapes",
+               [](const fs::path& m, const fs::path&) {
+                 publish_text(m, replaced(m, "\"origin\": []",
+                                          "\"origin\": [[\"rank\", \"\\u001b[2J\"]]"));
+               }},
+        Damage{"OriginTooLong",
+               [](const fs::path& m, const fs::path&) {
+                 std::string pairs = "[\"a\",\"b\"]";
+                 for (int i = 0; i < 100; ++i) pairs += ",[\"a\",\"b\"]";
+                 publish_text(m, replaced(m, "\"origin\": []", "\"origin\": [" + pairs + "]"));
                }},
         Damage{"OtherKey",
                [](const fs::path& m, const fs::path&) {

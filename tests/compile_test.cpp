@@ -342,6 +342,21 @@ TEST(CompilePlan, ExpectCachedNamesWhatChanged) {
             std::string::npos);
 }
 
+// Parts that an option does not reach are hits; the others name it.
+TEST(CompilePlan, MissesNameTheOptionOfTheirParts) {
+  Fixture f;
+  f.settings.origin = {{"max-mm", "1"}, {"rank", "16"}};
+  f.compile();
+  f.settings.origin[1].second = "8";
+  f.settings.expect_cached = true;
+  EXPECT_EQ(f.compile().built, 0u);
+  f.plan_options.limits.contractions = 2;
+  f.settings.origin = {{"max-mm", "2"}, {"rank", "16"}};
+  const Error error = error_of([&] { f.compile(); });
+  EXPECT_NE(error.got.find("blocks.0: max-mm changed: 2 (was 1)"), std::string::npos) << error.got;
+  EXPECT_EQ(error.got.find("part changed"), std::string::npos) << error.got;
+}
+
 TEST(CompilePlan, CompilerVersionIsInTheKey) {
   Fixture f;
   f.compile();

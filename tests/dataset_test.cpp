@@ -332,22 +332,23 @@ TEST_F(DatasetTest, DateReachesTheTemplate) {
   EXPECT_EQ(tokenizer_.decode(data.rows[0].input_ids), "26 Jul 2026!");
 }
 
-TEST_F(DatasetTest, EvalRowsCarryPromptAnswerAndClass) {
+TEST_F(DatasetTest, EvalRowsCarryPromptAndAnswer) {
   const std::vector<EvalRow> rows =
       load_eval_rows({write("{\"prompt\": \"p\", \"response\": \" r\", \"label\": 1}\n"
-                            "{\"prompt\": \"q\", \"completion\": \" s\"}\n")});
+                            "{\"prompt\": \"q\", \"completion\": \" s\"}\n")},
+                     0);
   ASSERT_EQ(rows.size(), 2U);
   EXPECT_EQ(rows[0].prompt, "p");
   EXPECT_EQ(rows[0].response, " r");
-  EXPECT_EQ(rows[0].label, 1);
   EXPECT_EQ(rows[1].response, " s");
-  EXPECT_EQ(rows[1].label, std::nullopt);
   EXPECT_TRUE(rows[1].where.ends_with("rows.jsonl:2"));
   for (const char* wrong :
        {"{\"prompt\": \"p\"}", "{\"response\": \"r\"}", "{\"prompt\": 1, \"response\": \"r\"}",
-        "{\"prompt\": \"p\", \"response\": \"\"}",
-        "{\"prompt\": \"p\", \"response\": \"r\", \"label\": \"x\"}", "x", ""})
-    EXPECT_THROW(load_eval_rows({write(wrong)}), UserError) << wrong;
+        "{\"prompt\": \"p\", \"response\": \"\"}", "x", ""})
+    EXPECT_THROW(load_eval_rows({write(wrong)}, 0), UserError) << wrong;
+  const fs::path one_bad = write("{\"prompt\": \"p\", \"response\": \"r\"}\n{\"prompt\": 1}\n");
+  EXPECT_THROW(load_eval_rows({one_bad}, 0), UserError);
+  EXPECT_EQ(load_eval_rows({one_bad}, 1).size(), 1U);
 }
 
 }  // namespace

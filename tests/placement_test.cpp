@@ -164,11 +164,11 @@ TEST(PlacementEvidence, RoundTrips) {
   write_placement(dir.path(), p);
   const auto read = read_placement(dir.path(), p.digest);
   ASSERT_TRUE(read);
-  EXPECT_EQ(print_placement(*read), print_placement(p));
+  EXPECT_EQ(print_evidence(*read), print_evidence(p));
   EXPECT_EQ(read->groups[0].loss_rel, kInfinite);
   EXPECT_EQ(read->host_groups, p.host_groups);
   EXPECT_FALSE(read_placement(dir.path(), std::string(64, 'b')));
-  const std::vector<std::string> lines = describe(p);
+  const std::vector<std::string> lines = describe_placement(p);
   EXPECT_EQ(lines[0],
             "fwd: device 0.5 s, host 1.5 s a step; alone on the device worst gradient error 13 %, "
             "loss inf %");
@@ -181,7 +181,7 @@ TEST(PlacementEvidence, DamageIsDropped) {
   set_log_level(LogLevel::kError);
   const TempDir dir;
   const Placement p = example();
-  const std::string text = print_placement(p);
+  const std::string text = print_evidence(p);
   const fs::path file = dir.path() / "placement" / (p.digest + ".json");
   const auto replaced = [&](const std::string& from, const std::string& to) {
     std::string changed = text;
@@ -244,7 +244,7 @@ TEST(FindPlacement, MeasuresOnceAndKeepsTheEvidence) {
   again.compile.expect_cached = true;
   again.graphs.eval = !session.graphs.eval;  // train with and without evaluation share it
   const Placement second = find_placement(golden.model.config, again, *golden.model.weights);
-  EXPECT_EQ(print_placement(second), print_placement(first));
+  EXPECT_EQ(print_evidence(second), print_evidence(first));
   EXPECT_TRUE(known_placement(golden.model.config, session));
   // Another shape is another question.
   SessionOptions other = session;

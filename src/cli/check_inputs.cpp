@@ -126,10 +126,8 @@ SessionOptions check_session(const Options& options, const CheckInputs& in) {
   session.graphs.layer.activation_dtype = *session.activation_dtype;
   session.graphs.layer.batch = batch.batch;
   session.graphs.layer.seq_len = batch.seq_len;
-  const int64_t asked = options.integer("loss-rows");
   session.graphs.loss_rows =
-      asked > 0 ? std::min(asked, batch.rows())
-                : loss_row_bucket(static_cast<int64_t>(loss_rows(batch).size()), batch.rows());
+      loss_rows_option(options, static_cast<int64_t>(loss_rows(batch).size()), batch.rows());
   resolve_recompute(options, in.config, session);
   return session;
 }

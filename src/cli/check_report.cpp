@@ -208,6 +208,7 @@ Json check_json(const CheckReport& r) {
                             {"min_cosine", s.comparison.min_cosine}});
   }
   out["placement"] = placement_json(r.placement);
+  out["estimated_step_seconds"] = r.step_seconds;
   out["blame"] = Json::array();
   for (const GroupBlame& b : r.blame) {
     out["blame"].push_back({{"group", b.group},
@@ -238,6 +239,7 @@ void print_check(std::ostream& out, const CheckReport& r, size_t top) {
     print_comparison(out, r.reference + " against f32", *r.reference_versus_fp32, few);
   }
   print_placement(out, r.placement);
+  out << "  parts of a step: " << number_text("%.4g", r.step_seconds) << " s\n";
   if (!r.parts_judge.empty()) {
     out << "parts alone, against " << r.parts_judge << " on the same inputs\n";
     print_part_errors(out, r.parts, top);

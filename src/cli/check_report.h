@@ -26,6 +26,7 @@ struct CheckReport {
   };
   std::vector<Seed> seeds;
   std::vector<GroupPlacement> placement;
+  double step_seconds = 0;  // of the parts of one step, by the device's clock where it has one
   std::vector<GroupBlame> blame;  // empty: not asked for
   std::vector<PartError> parts;
   std::string parts_judge;  // "" when parts were not compared

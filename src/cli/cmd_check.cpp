@@ -6,6 +6,7 @@
 #include "cli/check_inputs.h"
 #include "cli/check_report.h"
 #include "io/safetensors.h"
+#include "train/step_clock.h"
 
 namespace npu {
 namespace {
@@ -54,6 +55,7 @@ class Check {
   // Returns the exit code.
   int run() {
     const bool alone = report_.reference == "none";
+    resolve_placement(in_.config, session_, *in_.weights);
     run_device(!alone);
     if (options_.has("dump")) dump(options_.text("dump"), device_.front());
     if (alone) {
@@ -102,10 +104,15 @@ class Check {
     if (judge_parts && wanted != "never" && (cheap || wanted == "always")) {
       comparer.emplace(runtime.plan(), runtime.device(), report_.reference,
                        device_precision(session_), std::nullopt, session_.threads);
-      runtime.set_probe([&comparer](const Runtime::PartCall& call) { comparer->compare(call); });
     }
+    StepClock clock;
+    runtime.set_probe([&](const Runtime::PartCall& call) {
+      clock.add(call);
+      if (comparer) comparer->compare(call);
+    });
     device_ = run_cases(*runner, in_);
     runtime.set_probe(nullptr);
+    report_.step_seconds = clock.step_seconds(runner->graphs(), report_.layers);
     if (!comparer) return;
     report_.parts_judge = report_.reference;
     report_.parts = comparer->results();

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "cli/commands.h"
+#include "cli/training.h"
 
 namespace npu {
 namespace {
@@ -16,18 +17,24 @@ struct Planned {
   std::optional<Placement> placement;  // with --host-parts auto, when it is known
 };
 
-// Graphs of a training run at the given sizes; needs the model's config only.
+// Graphs of the training run that the same options make; needs the model's config only.
 Planned plan_training(const Options& options) {
   if (options.flag("quiet")) set_log_level(LogLevel::kWarn);
   Planned out;
-  out.config = open_model(options, /*with_weights=*/false).config;
-  SessionOptions session = session_options(options, lora_options(options), out.config);
-  session.graphs.layer.batch = options.integer("batch", 1, 4096);
-  const int64_t rows = session.graphs.layer.batch * session.graphs.layer.seq_len;
-  const int64_t asked = options.integer("loss-rows");
-  session.graphs.loss_rows = asked > 0 ? std::min(asked, rows) : rows;
-  session.graphs.eval = true;
-  resolve_recompute(options, out.config, session);
+  HfModel model = open_model(options, /*with_weights=*/false);
+  model.config.storage_dtype = stored_dtype(model);
+  out.config = model.config;
+  const LoraSpec lora = start_adapter(options, model.config).lora;
+  SessionOptions session;
+  if (options.list("data").empty()) {
+    log_info("compile",
+             "no --data, so the head takes all rows; train takes as few as its data needs");
+    session = training_session(options, lora, model.config, nullptr, /*eval=*/true);
+  } else {
+    const TrainingData data = load_training_data(options, model);
+    const Batcher batcher(data.train, batcher_options(options, model));
+    session = training_session(options, lora, model.config, &batcher, !data.held_out.rows.empty());
+  }
   out.placement = recall_placement(out.config, session);
   out.prepared = prepare(out.config, session);
   return out;
@@ -130,7 +137,7 @@ int cmd_plan(const Options& options) {
   recall(planned.prepared);
   const std::vector<GroupRow> rows = group_rows(planned.config, planned.prepared);
   Json json = plan_json(planned.config, planned.prepared, rows);
-  if (planned.placement) json["placement"] = Json::parse(print_placement(*planned.placement));
+  if (planned.placement) json["placement"] = Json::parse(print_evidence(*planned.placement));
   if (options.flag("json")) {
     std::cout << json.dump(2) << "\n";
     return 0;
@@ -161,7 +168,8 @@ int cmd_plan(const Options& options) {
   }
   if (planned.placement) {
     std::cout << "\nplacement, measured on " << planned.placement->machine << ":\n";
-    for (const std::string& line : describe(*planned.placement)) std::cout << "  " << line << "\n";
+    for (const std::string& line : describe_placement(*planned.placement))
+      std::cout << "  " << line << "\n";
   }
   std::cout << "\nmemory MiB: weights " << mib(json["memory"]["weights"]) << ", activations "
             << mib(json["memory"]["activations"]) << ", kept for backward "

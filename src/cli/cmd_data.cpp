@@ -1,29 +1,55 @@
 // npu-lora data: rows as tokens, the trained ones marked; what training would see.
+#include <algorithm>
+#include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
 #include "cli/commands.h"
 #include "io/dataset.h"
+#include "io/json.h"
+#include "io/unicode.h"
 
 namespace npu {
 namespace {
 
-// One token as text on a single line.
-std::string shown(const Tokenizer& tokenizer, int32_t id) {
+// Text on a single line; control characters, and bytes that are no character, as \\xNN.
+std::string shown(const std::string& text) {
   std::string out;
-  for (const char c : tokenizer.token_text(id)) {
-    if (c == '\n') {
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint c = code_point_at(text, at);
+    const auto byte = static_cast<unsigned char>(text[at]);
+    if (byte == '\n') {
       out += "\\n";
-    } else if (c == '\r') {
+    } else if (byte == '\r') {
       out += "\\r";
-    } else if (c == '\t') {
+    } else if (byte == '\t') {
       out += "\\t";
+    } else if (c.bytes == 1 && (byte < 0x20 || byte >= 0x7f)) {
+      char hex[8];
+      std::snprintf(hex, sizeof hex, "\\x%02X", byte);
+      out += hex;
     } else {
-      out += c;
+      out += text.substr(at, static_cast<size_t>(c.bytes));
     }
+    at += static_cast<size_t>(c.bytes);
   }
   return out;
+}
+
+// Tokens from `first` on that together are whole characters, where one alone is a part of one; else
+// the one token. Trained and other tokens stay apart.
+size_t tokens_of_text(const Tokenizer& tokenizer, const TokenRow& row, size_t first,
+                      std::string& text) {
+  constexpr size_t kMost = 8;
+  text.clear();
+  for (size_t i = first; i < std::min(first + kMost, row.input_ids.size()); ++i) {
+    if ((row.labels[i] == kNoLoss) != (row.labels[first] == kNoLoss)) break;
+    text += tokenizer.token_text(row.input_ids[i]);
+    if (valid_utf8(text)) return i + 1 - first;
+  }
+  text = tokenizer.token_text(row.input_ids[first]);
+  return 1;
 }
 
 void print_row(const Tokenizer& tokenizer, const TokenRow& row) {
@@ -31,8 +57,11 @@ void print_row(const Tokenizer& tokenizer, const TokenRow& row) {
   for (const int32_t label : row.labels) trained += label != kNoLoss;
   std::cout << row.where << ": " << row.input_ids.size() << " tokens, " << trained << " trained"
             << (row.cut ? ", cut" : "") << (row.dropped ? ", dropped" : "") << "\n  ";
-  for (size_t i = 0; i < row.input_ids.size(); ++i) {
-    const std::string text = shown(tokenizer, row.input_ids[i]);
+  std::string text;
+  for (size_t i = 0, count = 0; i < row.input_ids.size(); i += count) {
+    count = tokens_of_text(tokenizer, row, i, text);
+    text = shown(text);
+    if (count > 1) text += "{" + std::to_string(count) + "}";
     std::cout << (row.labels[i] == kNoLoss ? text + "|" : "[" + text + "]");
   }
   std::cout << "\n";

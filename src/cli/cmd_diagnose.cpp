@@ -24,7 +24,7 @@ std::string joined(const std::vector<std::string>& words) {
 Prepared prepare_for_diagnosis(const Options& options) {
   const ModelConfig config = open_model(options, /*with_weights=*/false).config;
   SessionOptions session = session_options(options, lora_options(options), config);
-  if (!options.has("host-parts")) session.host_groups.emplace();
+  if (!options.has("host-parts") || session.auto_placement) session.host_groups.emplace();
   session.graphs.layer.batch = options.integer("batch", 1, 4096);
   const int64_t rows = session.graphs.layer.batch * session.graphs.layer.seq_len;
   const int64_t asked = options.integer("loss-rows");

@@ -3,32 +3,13 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "base/thread_pool.h"
+#include "backend/backend.h"
 #include "cli/commands.h"
+#include "cli/environment.h"
 
 namespace npu {
-namespace {
-
-std::string cpu_features() {
-  std::string features;
-  const auto add = [&](bool present, const char* name) {
-    if (present) features += (features.empty() ? "" : " ") + std::string(name);
-  };
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  add(__builtin_cpu_supports("avx2") != 0, "avx2");
-  add(__builtin_cpu_supports("fma") != 0, "fma");
-  add(__builtin_cpu_supports("avx512f") != 0, "avx512f");
-  add(__builtin_cpu_supports("avx512bf16") != 0, "avx512bf16");
-#endif
-  return features.empty() ? "baseline" : features;
-}
-
-}  // namespace
-
 int cmd_doctor(const Options& options) {
-  Json json = {{"cpu", {{"usable_cpus", usable_cpus()}, {"features", cpu_features()}}},
-               {"backends", Json::array()}};
+  Json json = {{"cpu", host_json()}, {"backends", Json::array()}};
   std::string automatic;
   for (const BackendEntry& entry : backend_entries()) {
     const std::optional<Error> problem = entry.probe();
@@ -50,7 +31,8 @@ int cmd_doctor(const Options& options) {
     std::cout << json.dump(2) << "\n";
     return 0;
   }
-  std::cout << "cpu: " << usable_cpus() << " usable, " << cpu_features() << "\n";
+  std::cout << "cpu: " << json["cpu"]["usable_cpus"] << " usable, "
+            << json["cpu"]["features"].get<std::string>() << "\n";
   for (const Json& row : json["backends"]) {
     std::cout << (row["usable"].get<bool>() ? "ok   " : "-    ") << std::left << std::setw(16)
               << row["name"].get<std::string>() << row["summary"].get<std::string>() << "\n";

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -26,9 +27,29 @@ struct Evaluation {
   std::vector<Json> rows;
 };
 
-void draw_progress(size_t done, size_t total) {
-  if (isatty(STDERR_FILENO) == 0) return;
-  std::cerr << "\r\033[Keval " << done << "/" << total << (done == total ? "\n" : "") << std::flush;
+using Progress = std::function<bool(size_t done, size_t total)>;
+
+// Where nobody looks, or nobody wants it, none is drawn.
+Progress progress_bar(const Options& options) {
+  const bool drawn = !options.flag("quiet") && !options.flag("json") && isatty(STDERR_FILENO) != 0;
+  return [drawn](size_t done, size_t total) {
+    if (drawn) {
+      std::cerr << "\r\033[Keval " << done << "/" << total << (done == total ? "\n" : "")
+                << std::flush;
+    }
+    return true;
+  };
+}
+
+// An option that the mode has no use for is a mistake.
+void refuse_other_modes(const Options& options, const std::string& mode) {
+  constexpr std::pair<const char*, std::string_view> kOnly[] = {
+      {"choice", "choice"}, {"max-new-tokens", "keyword"}, {"train-on", "nll"}, {"date", "nll"}};
+  for (const auto& [name, only] : kOnly) {
+    if (!options.given(name) || mode == only) continue;
+    fail(ErrorKind::kUsage, std::string("--") + name, "has no use in --mode " + mode, "",
+         "it belongs to --mode " + std::string(only));
+  }
 }
 
 std::vector<std::string> choices_of(const Options& options, const std::vector<EvalRow>& rows) {
@@ -69,7 +90,8 @@ std::vector<int32_t> prompt_tokens(const Tokenizer& tokenizer, const EvalRow& ro
 // document: they are read off the same row.
 std::vector<std::vector<double>> choice_log_probs(ModelRunner& runner, const Tokenizer& tokenizer,
                                                   const std::vector<EvalRow>& rows,
-                                                  const std::vector<std::string>& choices) {
+                                                  const std::vector<std::string>& choices,
+                                                  const Progress& progress) {
   std::vector<std::vector<int32_t>> choice_ids;
   size_t longest = 0;
   for (const std::string& choice : choices) {
@@ -101,7 +123,7 @@ std::vector<std::vector<double>> choice_log_probs(ModelRunner& runner, const Tok
   }
   if (cut > 0)
     log_warn("eval", std::to_string(cut) + " prompts were cut at their start to --seq-len");
-  const auto scores = score_documents(runner, documents, draw_progress);
+  const auto scores = score_documents(runner, documents, progress);
   std::vector<std::vector<double>> log_probs(rows.size());
   for (size_t r = 0; r < rows.size(); ++r) {
     for (size_t c = 0; c < choices.size(); ++c) {
@@ -120,7 +142,7 @@ std::vector<std::vector<double>> choice_log_probs(ModelRunner& runner, const Tok
 Evaluation evaluate_choices(const Options& options, ModelRunner& runner, const Tokenizer& tokenizer,
                             const std::vector<EvalRow>& rows) {
   const std::vector<std::string> choices = choices_of(options, rows);
-  const auto log_probs = choice_log_probs(runner, tokenizer, rows, choices);
+  const auto log_probs = choice_log_probs(runner, tokenizer, rows, choices, progress_bar(options));
   Evaluation out;
   int64_t right = 0;
   for (size_t r = 0; r < rows.size(); ++r) {
@@ -163,6 +185,7 @@ Evaluation evaluate_keywords(const Options& options, ModelRunner& runner,
   }
   if (cut > 0)
     log_warn("eval", std::to_string(cut) + " prompts were cut at their start to --seq-len");
+  const Progress progress = progress_bar(options);
   std::vector<size_t> open(rows.size());
   for (size_t i = 0; i < open.size(); ++i) open[i] = i;
   for (int64_t t = 0; t < new_tokens && !open.empty(); ++t) {
@@ -180,7 +203,7 @@ Evaluation evaluate_keywords(const Options& options, ModelRunner& runner,
       still_open.push_back(open[i]);
     }
     open = std::move(still_open);
-    draw_progress(static_cast<size_t>(t) + 1, static_cast<size_t>(new_tokens));
+    progress(static_cast<size_t>(t) + 1, static_cast<size_t>(new_tokens));
   }
   Evaluation out;
   int64_t right = 0;
@@ -210,7 +233,7 @@ Evaluation evaluate_loss(const Options& options, ModelRunner& runner, const Data
     kept.push_back(&row);
   }
   Evaluation out;
-  const auto scores = score_documents(runner, documents, draw_progress);
+  const auto scores = score_documents(runner, documents, progress_bar(options));
   for (size_t d = 0; d < scores.size(); ++d) {
     Json row = {{"where", kept[d]->where}, {"token_log_probs", Json::array()}};
     for (const TokenScore& score : scores[d]) {
@@ -247,6 +270,7 @@ void report(const Options& options, const Evaluation& e, const std::string& mode
 int cmd_eval(const Options& options) {
   if (options.flag("quiet") || options.flag("json")) set_log_level(LogLevel::kWarn);
   const std::string mode = options.choice("mode", {"choice", "keyword", "nll"});
+  refuse_other_modes(options, mode);
   const HfModel model = open_model(options);
   const Tokenizer tokenizer = Tokenizer::from_files(model.tokenizer);
   if (options.list("data").empty()) options.text("data");  // reports that it is required
@@ -259,7 +283,7 @@ int cmd_eval(const Options& options) {
     data = load_dataset(files, tokenizer, model.tokenizer, dataset_options(options, model.config));
     report_dataset(data, "data");
   } else {
-    rows = load_eval_rows(files);
+    rows = load_eval_rows(files, options.integer("skip-bad-rows"));
     const size_t limit = static_cast<size_t>(options.integer("limit"));
     if (limit > 0 && rows.size() > limit) rows.resize(limit);
     if (rows.empty()) fail_input(names.front(), "has no rows");
@@ -277,11 +301,12 @@ int cmd_eval(const Options& options) {
   session.graphs.train = false;
   session.graphs.eval = true;
   session.graphs.layer.batch = options.integer("batch", 1, 4096);
-  const int64_t all_rows = session.graphs.layer.batch * session.graphs.layer.seq_len;
-  const int64_t asked = options.integer("loss-rows");
-  session.graphs.loss_rows = std::min<int64_t>(asked > 0 ? asked : 64, all_rows);
+  // A batch of questions asks for few rows; more of them pass the head in turns.
+  session.graphs.loss_rows =
+      loss_rows_option(options, 64, session.graphs.layer.batch * session.graphs.layer.seq_len);
   resolve_placement(model.config, session, *model.weights);
-  auto runner = start_runner(model.config, session, *model.weights, options.flag("json"));
+  auto runner = start_runner(model.config, session, *model.weights,
+                             options.flag("quiet") || options.flag("json"));
   runner->set_adapter(parameters);
 
   const Evaluation evaluation =

@@ -9,21 +9,20 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/process.h"
+#include "base/thread_pool.h"
 #include "base/version.h"
 #include "cli/checkpoint.h"
 #include "cli/commands.h"
 #include "cli/drift_watch.h"
+#include "cli/environment.h"
 #include "cli/run_log.h"
 #include "cli/scoring.h"
-#include "io/dataset.h"
+#include "cli/training.h"
 #include "train/device_errors.h"
 #include "train/lora_state.h"
 
 namespace npu {
 namespace {
-
-// Wrapping cuts the running stream itself, so rows may have any length.
-constexpr int64_t kUncut = int64_t{1} << 40;
 
 TrainConfig train_config(const Options& options) {
   TrainConfig config;
@@ -46,11 +45,6 @@ TrainConfig train_config(const Options& options) {
   config.grad_clip = options.real("grad-clip");
   config.max_bad_steps = options.integer("max-bad-steps", 1);
   return config;
-}
-
-Packing packing_option(const Options& options) {
-  const std::string mode = options.choice("packing", {"best-fit", "wrap", "none"});
-  return mode == "best-fit" ? Packing::kBestFit : mode == "wrap" ? Packing::kWrap : Packing::kNone;
 }
 
 // Every range is checked before anything is loaded: an option must not fail hours into a run.
@@ -122,15 +116,12 @@ struct Run {
   HfModel model;
   LoraSpec lora;
   std::vector<Parameter> parameters;
-  Dataset data, held_out;
+  TrainingData data;
   TrainConfig config;
 
   explicit Run(const Options& o);
   // What the model's weights and the tokenised rows are, by content.
   std::string content_digest() const;
-  void load_data(const Tokenizer& tokenizer);
-  BatcherOptions batcher_options() const;
-  SessionOptions session(const Batcher& batcher) const;
   void write_adapter(const Trainer& trainer) const;
   void write_run_json(const Trainer& trainer, const Json& extra) const;
 };
@@ -139,65 +130,21 @@ Run::Run(const Options& o) : options(o), out(o.text("out")), config(train_config
   check_ranges(o);
   check_out_directory(o, out);
   model = open_model(o);
-  lora = lora_options(o);
-  if (o.has("init-adapter")) {
-    const Adapter adapter = read_peft_adapter(o.text("init-adapter"), model.config);
-    lora = adapter.lora;
-    refuse_other_lora(o, "--init-adapter", lora);
-    parameters = lora_from_tensors(model.config, lora, adapter.tensors);
-  } else {
-    parameters = init_lora(model.config, lora, static_cast<uint64_t>(o.integer("seed")));
-  }
-}
-
-void Run::load_data(const Tokenizer& tokenizer) {
-  DatasetOptions d = dataset_options(options, model.config);
-  const auto load = [&](const char* name) {
-    const std::vector<std::string> files = options.list(name);
-    return load_dataset({files.begin(), files.end()}, tokenizer, model.tokenizer, d);
-  };
-  if (options.list("data").empty()) options.text("data");  // reports that it is required
-  // Held-out rows are scored whole or cut, whatever the packing.
-  if (!options.list("eval-data").empty()) {
-    held_out = load("eval-data");
-    report_dataset(held_out, "eval-data");
-  }
-  if (packing_option(options) == Packing::kWrap) d.max_length = kUncut;
-  data = load("data");
-  report_dataset(data, "data");
+  const StartAdapter start = start_adapter(o, model.config);
+  lora = start.lora;
+  parameters = start.read ? lora_from_tensors(model.config, lora, start.read->tensors)
+                          : init_lora(model.config, lora, static_cast<uint64_t>(o.integer("seed")));
 }
 
 std::string Run::content_digest() const {
   Sha256 digest;
-  for (const TokenRow& row : data.rows) {
+  for (const TokenRow& row : data.train.rows) {
     digest.update(std::as_bytes(std::span(row.input_ids)));
     digest.update(std::as_bytes(std::span(row.labels)));
   }
   const Tensor norm = model.weights->get("model.norm.weight");
   digest.update(std::span(norm.data(), norm.bytes()));
   return digest.hex();
-}
-
-BatcherOptions Run::batcher_options() const {
-  BatcherOptions b;
-  b.seq_len = options.integer("seq-len", 2);
-  b.batch = options.integer("batch", 1, 4096);
-  b.packing = packing_option(options);
-  b.seed = static_cast<uint64_t>(options.integer("seed"));
-  b.pad_id = std::max(0, model.tokenizer.eos_token_id);
-  return b;
-}
-
-SessionOptions Run::session(const Batcher& batcher) const {
-  SessionOptions s = session_options(options, lora, model.config);
-  s.graphs.layer.batch = options.integer("batch", 1);
-  s.graphs.eval = !held_out.rows.empty();
-  const int64_t rows = s.graphs.layer.batch * s.graphs.layer.seq_len;
-  const int64_t asked = options.integer("loss-rows");
-  s.graphs.loss_rows =
-      asked > 0 ? std::min(asked, rows) : loss_row_bucket(batcher.max_loss_rows(), rows);
-  resolve_recompute(options, model.config, s);
-  return s;
 }
 
 void Run::write_adapter(const Trainer& trainer) const {
@@ -212,10 +159,10 @@ void Run::write_adapter(const Trainer& trainer) const {
 void Run::write_run_json(const Trainer& trainer, const Json& extra) const {
   Json json = {{"program", "npu-lora " + std::string(kVersion)},
                {"model", options.text("model")},
-               {"data_sha256", data.sha256},
-               {"rows", data.rows.size()},
-               {"cut", data.cut},
-               {"dropped", data.dropped},
+               {"data_sha256", data.train.sha256},
+               {"rows", data.train.rows.size()},
+               {"cut", data.train.cut},
+               {"dropped", data.train.dropped},
                {"steps", trainer.step()}};
   for (const auto& [name, values] : options.values()) {
     if (!values.empty())
@@ -224,6 +171,18 @@ void Run::write_run_json(const Trainer& trainer, const Json& extra) const {
   json.update(extra);
   publish_text(out / "run.json", json.dump(2) + "\n");
   publish_text(out / "config.yaml", options.yaml());
+}
+
+// What the run depends on beside options and data.
+Json run_environment(const SessionOptions& session, const Options& options) {
+  const auto backend = make_backend(session.backend).take();
+  const int64_t seed = options.integer("seed");
+  return {{"backend", session.backend},
+          {"compiler", backend->compiler_version().take()},
+          {"host", host_json()},
+          {"threads", session.threads == 0 ? usable_cpus() : session.threads},
+          {"seeds", {{"adapter", seed}, {"shuffle", seed}}},
+          {"libraries", library_versions()}};
 }
 
 // The loop: steps, log, checkpoints, signals. Returns the exit code.
@@ -245,13 +204,14 @@ class Loop {
     info_ = load_checkpoint(checkpoint, trainer_, info_);
     batcher_.seek(info_.position);
     drift_.move_to_host(info_.host_groups);
+    if (log_.rewind(trainer_.step())) evaluated_step_ = trainer_.step();
     log_.event("resume", {{"checkpoint", checkpoint.string()}}, trainer_.step());
   }
 
   int run() {
     const int64_t steps = trainer_.config().steps;
     const int64_t save_every = run_.options.integer("save-every");
-    const int64_t eval_every = run_.options.integer("eval-every");
+    evaluate_when_due();  // a resumed run may have been stopped before or while it did
     while (trainer_.step() < steps) {
       if (const int signal = stop_signal(); signal != 0) {
         save();
@@ -260,12 +220,11 @@ class Loop {
       one_step();
       const int64_t step = trainer_.step();
       if (save_every > 0 && step % save_every == 0 && step < steps) save();
-      if (eval_every > 0 && step % eval_every == 0 && step < steps) evaluate();
+      evaluate_when_due();
     }
     // What follows may fail (a full disk, a lost device); --resume auto then repeats only that.
     save();
-    evaluate();
-    return 0;
+    return evaluate() ? 0 : 128 + stop_signal();
   }
 
  private:
@@ -328,16 +287,26 @@ class Loop {
     log_.event("checkpoint", {{"step", info_.step}}, info_.step);
   }
 
-  void evaluate() {
-    if (run_.held_out.rows.empty()) return;
-    const LossSum loss = held_out_loss(runner_, run_.held_out);
-    const double mean = loss.nats / static_cast<double>(std::max<int64_t>(1, loss.tokens));
+  void evaluate_when_due() {
+    const int64_t every = run_.options.integer("eval-every"), step = trainer_.step();
+    if (every > 0 && step > 0 && step % every == 0 && step < trainer_.config().steps) evaluate();
+  }
+
+  // False when a signal ended it early.
+  bool evaluate() {
+    if (run_.data.held_out.rows.empty() || evaluated_step_ == trainer_.step()) return true;
+    const std::optional<LossSum> loss =
+        held_out_loss(runner_, run_.data.held_out, [] { return stop_signal() != 0; });
+    if (!loss) return false;
+    evaluated_step_ = trainer_.step();
+    const double mean = loss->nats / static_cast<double>(std::max<int64_t>(1, loss->tokens));
     log_.event("eval",
                {{"step", trainer_.step()},
                 {"eval_loss", std::isfinite(mean) ? Json(mean) : Json(nullptr)},
-                {"eval_tokens", loss.tokens}},
+                {"eval_tokens", loss->tokens}},
                trainer_.step());
     if (!std::isfinite(mean)) log_warn("train", "the held-out loss is not finite");
+    return true;
   }
 
   const Run& run_;
@@ -347,6 +316,7 @@ class Loop {
   RunLog& log_;
   DriftWatch drift_;
   CheckpointInfo info_;
+  int64_t evaluated_step_ = -1;
 };
 
 }  // namespace
@@ -363,8 +333,8 @@ int cmd_train(const Options& options) {
   }
   Run run(options);
   fs::create_directories(out);
-  run.load_data(Tokenizer::from_files(run.model.tokenizer));
-  Batcher batcher(run.data, run.batcher_options());
+  run.data = load_training_data(options, run.model);
+  Batcher batcher(run.data.train, batcher_options(options, run.model));
   if (options.has("epochs")) {
     const double micro_batches =
         options.real("epochs") * static_cast<double>(batcher.batches_per_epoch());
@@ -372,7 +342,8 @@ int cmd_train(const Options& options) {
         1,
         std::llround(std::ceil(micro_batches / static_cast<double>(options.integer("accum", 1)))));
   }
-  SessionOptions session = run.session(batcher);
+  SessionOptions session = training_session(options, run.lora, run.model.config, &batcher,
+                                            !run.data.held_out.rows.empty());
   resolve_placement(run.model.config, session, *run.model.weights);
   run.config.loss_scale =
       parse_loss_scale(options.text("loss-scale"), session.graphs.layer.compute_dtype());
@@ -390,12 +361,13 @@ int cmd_train(const Options& options) {
     if (options.flag("overwrite")) fs::remove_all(run.out / "checkpoints", ignored);
   }
   RunLog log(log_path, run.config.steps, options.flag("quiet"));
-  run.write_run_json(trainer, Json::object());
+  const Json environment = run_environment(session, options);
+  run.write_run_json(trainer, environment);
   Loop loop(run, trainer, batcher, *runner, log, session);
   if (checkpoint) loop.resume(*checkpoint);
   log.event("start",
             {{"backend", session.backend},
-             {"rows", run.data.rows.size()},
+             {"rows", run.data.train.rows.size()},
              {"fill_ratio", batcher.fill_ratio()},
              {"loss_rows", session.graphs.loss_rows},
              {"recompute", session.graphs.recompute == Recompute::kNone ? "none" : "layer"}},
@@ -409,7 +381,9 @@ int cmd_train(const Options& options) {
   const Json end = {{"exit_code", code},
                     {"peak_resident_bytes", memory_use().peak_resident_bytes},
                     {"device_bytes", runner->device_bytes()}};
-  run.write_run_json(trainer, end);
+  Json record = environment;
+  record.update(end);
+  run.write_run_json(trainer, record);
   log.event("end", end, trainer.step());
   return code;
 }

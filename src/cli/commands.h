@@ -80,7 +80,8 @@ std::unique_ptr<ModelRunner> start_runner(const ModelConfig& config, const Sessi
 // Says on stderr what a compile built, took from the cache and moved to the host.
 void report_compile(const CompileReport& report, bool quiet);
 
-// The smallest power of two, at least 32, that holds `rows`; never more than `limit`.
-int64_t loss_row_bucket(int64_t rows, int64_t limit);
+// Rows with loss that pass the head at a time: --loss-rows, else the smallest power of two, at
+// least 32, that holds `needed`; never more than `all`. Few sizes, so that few heads are compiled.
+int64_t loss_rows_option(const Options& options, int64_t needed, int64_t all);
 
 }  // namespace npu

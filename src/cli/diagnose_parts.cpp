@@ -134,7 +134,8 @@ bool describe(const Graph& part, const Observed& observed, std::span<const Tenso
 
 int diagnose_compare_parts(const Options& options) {
   const CheckInputs in = read_check_inputs(options, options.integer("batch", 1, 4096));
-  const SessionOptions session = check_session(options, in);
+  SessionOptions session = check_session(options, in);
+  resolve_placement(in.config, session, *in.weights);
   const std::string judge = judge_name(options);
   std::optional<double> max_error;
   if (options.has("max-error")) max_error = options.real("max-error");
@@ -190,6 +191,7 @@ int diagnose_repro(const Options& options, const std::string& name) {
   SessionOptions session = check_session(options, in);
   if (!options.has("host-parts")) session.host_groups.emplace();
   Prepared prepared = prepare(in.config, session);
+  if (name.find('/') != std::string::npos) recall(prepared);  // a piece of a part that was cut
   const size_t distinct = find_part(prepared.plan, name);
   const Graph part = prepared.plan.distinct[distinct].graph;
   const auto backend = make_backend(session.backend).take();

@@ -8,15 +8,18 @@ using enum OptionKind;
 
 constexpr std::string_view kRuns = "train check compile plan eval diagnose";  // builds graphs
 constexpr std::string_view kTrains = "train check compile plan diagnose";     // a LoRA backward
+// What shapes the graphs of a training run. compile and plan take every other option of train too,
+// unlisted, so that one command line or file serves all three.
+constexpr std::string_view kTraining = "train compile plan";
 
 constexpr OptionSpec kTable[] = {
     // What is trained on what.
     {"model", kText, "", "PATH", "train check compile plan eval data ir diagnose",
      "model directory, id in the local hub cache, or .gguf file"},
-    {"data", kList, "", "FILE", "train eval check",
+    {"data", kList, "", "FILE", "train compile plan eval check",
      "JSON lines; may repeat; in check for --serve-gap"},
     {"out", kText, "", "DIR", "train convert diagnose", "directory to write"},
-    {"config", kText, "", "FILE", "train", "YAML with the same options; the command line wins"},
+    {"config", kText, "", "FILE", kTraining, "YAML with the same options; the command line wins"},
     {"overwrite", kFlag, "", "", "train convert diagnose",
      "replace the results of an earlier run in --out"},
     // Where it runs.
@@ -37,7 +40,7 @@ constexpr OptionSpec kTable[] = {
      "activation dtype: f32, bf16, f16 [what the backend computes in]"},
     {"weight-dtype", kText, "auto", "TYPE", kRuns,
      "frozen weights in memory: auto (as on disk where that costs nothing, else as activations), "
-     "f32, bf16"},
+     "f32, bf16, f16"},
     {"recompute", kText, "auto", "MODE", kTrains,
      "none keeps activations for the backward, layer recomputes them, auto decides by memory"},
     {"disable-pass", kList, "", "NAME", "train check compile plan eval ir diagnose",
@@ -48,8 +51,8 @@ constexpr OptionSpec kTable[] = {
     {"batch", kInteger, "1", "N", "train compile plan eval diagnose",
      "sequences a micro-batch, inside the graph"},
     {"loss-rows", kInteger, "0", "N", kRuns,
-     "rows with loss that pass the head at a time; 0 = chosen from the data; all rows in compile "
-     "and plan"},
+     "rows with loss that pass the head at a time; 0 = chosen from the data, or all rows where "
+     "compile and plan have no --data"},
     {"vocab-chunk", kInteger, "16384", "N", kRuns,
      "largest number of vocabulary columns a head graph takes"},
     // The adapter.
@@ -58,7 +61,7 @@ constexpr OptionSpec kTable[] = {
     {"targets", kText, "q,v", "LIST", kTrains,
      "linears with an adapter: of q,k,v,o,gate,up,down, or all"},
     {"rslora", kFlag, "", "", kTrains, "scale by alpha / sqrt(r)"},
-    {"init-adapter", kText, "", "DIR", "train",
+    {"init-adapter", kText, "", "DIR", kTraining,
      "continue from this PEFT adapter; sets rank, alpha and targets"},
     {"adapter", kText, "", "DIR", "check eval diagnose", "PEFT adapter to load"},
     {"base-model-name", kText, "", "NAME", "train",
@@ -88,16 +91,17 @@ constexpr OptionSpec kTable[] = {
     {"drift-action", kText, "stop", "WHAT", "train",
      "beyond --drift-limit: stop (checkpoint, exit 1), host (move part groups to the host until "
      "within it, and go on) or warn"},
-    {"seed", kInteger, "0", "N", "train check diagnose",
+    {"seed", kInteger, "0", "N", "train check compile plan diagnose",
      "of the adapter's initial values and the shuffle"},
     // Data.
-    {"packing", kText, "best-fit", "MODE", "train", "best-fit, wrap or none"},
-    {"train-on", kText, "response", "WHAT", "train data eval check",
+    {"packing", kText, "best-fit", "MODE", kTraining, "best-fit, wrap or none"},
+    {"train-on", kText, "response", "WHAT", "train compile plan data eval check",
      "response (text rows: all tokens) or all"},
-    {"skip-bad-rows", kInteger, "0", "N", "train data eval check", "bad rows to tolerate"},
-    {"date", kText, "", "YYYY-MM-DD", "train data eval check",
+    {"skip-bad-rows", kInteger, "0", "N", "train compile plan data eval check",
+     "bad rows to tolerate"},
+    {"date", kText, "", "YYYY-MM-DD", "train compile plan data eval check",
      "date for chat templates that print one [today]"},
-    {"eval-data", kList, "", "FILE", "train", "held-out rows; their loss is logged"},
+    {"eval-data", kList, "", "FILE", kTraining, "held-out rows; their loss is logged"},
     {"eval-every", kInteger, "0", "N", "train",
      "steps between evaluations of --eval-data; 0 = at the end"},
     // Checkpoints and records.
@@ -112,6 +116,8 @@ constexpr OptionSpec kTable[] = {
      "compiled parts [$NPU_LORA_CACHE, else ~/.cache/npu-lora]"},
     {"jobs", kInteger, "1", "N", kRuns, "parts compiled at the same time"},
     {"compile-timeout", kReal, "600", "SECONDS", kRuns, "per part"},
+    {"compile-memory", kInteger, "0", "MIB", kRuns,
+     "memory that compiling a part may take; 0 = no limit"},
     {"compile-budget", kReal, "14400", "SECONDS", kRuns,
      "for all parts of a run together; what is not compiled by then runs on the host; 0 = none"},
     {"no-adaptive-cut", kFlag, "", "", kRuns,

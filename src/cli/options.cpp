@@ -15,7 +15,7 @@
 namespace npu {
 namespace {
 
-bool takes(const OptionSpec& spec, std::string_view command) {
+bool lists(const OptionSpec& spec, std::string_view command) {
   std::string_view rest = spec.commands;
   while (!rest.empty()) {
     const size_t end = std::min(rest.find(' '), rest.size());
@@ -23,6 +23,12 @@ bool takes(const OptionSpec& spec, std::string_view command) {
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
   return false;
+}
+
+// compile and plan prepare a training run, so they take what it takes; --help shows what they use.
+bool takes(const OptionSpec& spec, std::string_view command) {
+  return lists(spec, command) ||
+         ((command == "compile" || command == "plan") && lists(spec, "train"));
 }
 
 const OptionSpec* find_spec(std::string_view name) {
@@ -104,16 +110,19 @@ std::optional<Options> Options::parse(const CommandSpec& command,
     const std::string name(spec.name);
     std::string help(spec.help);
     if (!spec.otherwise.empty()) help += " [" + std::string(spec.otherwise) + "]";
+    CLI::Option* option = nullptr;
     if (spec.kind == OptionKind::kFlag) {
-      app.add_flag(flag_names(command.name, spec), flags[name], help);
+      option = app.add_flag(flag_names(command.name, spec), flags[name], help);
     } else {
-      app.add_option(flag_names(command.name, spec), texts[name], help)
-          ->type_name(std::string(spec.value))
-          ->expected(1)
-          ->allow_extra_args(false)
-          ->multi_option_policy(spec.kind == OptionKind::kList ? CLI::MultiOptionPolicy::TakeAll
-                                                               : CLI::MultiOptionPolicy::Throw);
+      option =
+          app.add_option(flag_names(command.name, spec), texts[name], help)
+              ->type_name(std::string(spec.value))
+              ->expected(1)
+              ->allow_extra_args(false)
+              ->multi_option_policy(spec.kind == OptionKind::kList ? CLI::MultiOptionPolicy::TakeAll
+                                                                   : CLI::MultiOptionPolicy::Throw);
     }
+    if (!lists(spec, command.name)) option->group("");  // out of --help
   }
   if (!command.positional.empty()) {
     app.add_option(std::string(command.positional), out.positional_,

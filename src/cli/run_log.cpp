@@ -3,7 +3,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <iostream>
@@ -11,6 +13,8 @@
 
 namespace npu {
 namespace {
+
+constexpr size_t kLogLimit = size_t{1} << 32;
 
 std::atomic<int> g_stop_signal = 0;  // the only process-wide state: signal handlers need it
 
@@ -20,6 +24,52 @@ void on_stop_signal(int signal) {
 
 // NaN and infinity are not JSON: they become null.
 Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+struct LogLine {
+  int64_t step = -1;
+  std::string event;  // "" for a step's own line
+  bool finished = false;
+};
+
+// Nothing for what is no line of a log, such as one that was torn.
+std::optional<LogLine> read_line(std::string_view text) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("progress") || !json["progress"].is_string()) {
+    return std::nullopt;
+  }
+  LogLine line;
+  const std::string progress = json["progress"].get<std::string>();  // "7/400"
+  const char* const end = progress.data() + progress.size();
+  const auto [slash, error] = std::from_chars(progress.data(), end, line.step);
+  if (error != std::errc() || slash == end || *slash != '/') return std::nullopt;
+  if (json.contains("event") && json["event"].is_string()) {
+    line.event = json["event"].get<std::string>();
+  }
+  line.finished = line.event == "end" && json.contains("exit_code") && json["exit_code"] == 0;
+  return line;
+}
+
+struct KeptLines {
+  size_t bytes = 0;  // of the log, from its start
+  bool evaluated = false;
+};
+
+// What stays for a run that goes on from `step`: read backwards, up to the last line of that step.
+KeptLines kept_lines(std::string_view text, int64_t step) {
+  const size_t whole = text.rfind('\n') + 1;  // without a torn line; npos + 1 is 0
+  std::optional<size_t> end_of_step;
+  bool evaluated = false;
+  for (size_t end = whole, begin = 0; end > 0; end = begin) {
+    begin = end < 2 ? 0 : text.rfind('\n', end - 2) + 1;
+    const auto line = read_line(text.substr(begin, end - 1 - begin));
+    if (!line) continue;
+    if (line->finished || line->step < step) break;
+    if (line->step > step) continue;
+    if (!end_of_step) end_of_step = end;
+    evaluated = evaluated || line->event == "eval";
+  }
+  return {end_of_step.value_or(whole), evaluated};
+}
 
 }  // namespace
 
@@ -44,6 +94,19 @@ RunLog::RunLog(const fs::path& path, int64_t steps, bool quiet)
 
 RunLog::~RunLog() {
   if (bar_) std::cerr << "\n";
+}
+
+bool RunLog::rewind(int64_t step) {
+  std::error_code error;
+  if (!fs::is_regular_file(path_, error)) return false;  // a pipe keeps nothing
+  const std::string text = read_text(path_, kLogLimit);
+  const KeptLines kept = kept_lines(text, step);
+  if (kept.bytes < text.size()) fs::resize_file(path_, kept.bytes, error);
+  if (error) {
+    fail(ErrorKind::kRetriable, path_.string(), "the log cannot be cut to the checkpoint's step",
+         error.message());
+  }
+  return kept.evaluated;
 }
 
 void RunLog::write(const Json& line) {

@@ -19,6 +19,11 @@ class RunLog {
   RunLog(const fs::path& path, int64_t steps, bool quiet);
   ~RunLog();
 
+  // Cuts off what a run that was killed wrote after `step`, a torn last line included: the resumed
+  // run writes it again. Lines of other runs in the file, which finished or never came to `step`,
+  // stay. Returns whether an evaluation at `step` is among the lines that stay.
+  bool rewind(int64_t step);
+
   // {"event":"start"|"eval"|"end"|"checkpoint", …}
   void event(std::string_view name, const Json& fields, int64_t step);
   // One line a step: "progress" first, so that log readers find it before any other slash.

@@ -1,48 +1,10 @@
 // Scoring documents with a runner: packed like training rows, results per document.
 #include "cli/scoring.h"
 
-#include <algorithm>
-#include <map>
-#include <numeric>
+#include "io/packing.h"
 
 namespace npu {
 namespace {
-
-// Where a document lies in a packed batch.
-struct Placed {
-  size_t document;
-  int64_t first_row;
-};
-
-// Packs documents in order of falling length, each into the open sequence with the least room that
-// still holds it; a batch is run as soon as B sequences are full or nothing is left.
-std::vector<std::vector<size_t>> pack_sequences(const std::vector<ScoreDocument>& documents,
-                                                int64_t seq_len) {
-  std::vector<size_t> order(documents.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return documents[a].input_ids.size() > documents[b].input_ids.size();
-  });
-  std::vector<std::vector<size_t>> sequences;
-  std::multimap<int64_t, size_t> room;  // free tokens → sequence
-  for (const size_t document : order) {
-    const int64_t length = static_cast<int64_t>(documents[document].input_ids.size());
-    NPU_CHECK(length <= seq_len, "document longer than a sequence");
-    const auto fit = room.lower_bound(length);
-    size_t sequence = sequences.size();
-    int64_t left = seq_len - length;
-    if (fit != room.end()) {
-      sequence = fit->second;
-      left = fit->first - length;
-      room.erase(fit);
-    } else {
-      sequences.emplace_back();
-    }
-    sequences[sequence].push_back(document);
-    room.emplace(left, sequence);
-  }
-  return sequences;
-}
 
 void place(const ScoreDocument& document, int64_t first_row, int32_t segment, Batch& batch) {
   for (size_t i = 0; i < document.input_ids.size(); ++i) {
@@ -67,9 +29,13 @@ ScoreDocument loss_document(const TokenRow& row) {
 
 std::vector<std::vector<TokenScore>> score_documents(
     ModelRunner& runner, const std::vector<ScoreDocument>& documents,
-    const std::function<void(size_t, size_t)>& progress) {
+    const std::function<bool(size_t, size_t)>& progress) {
   const int64_t seq_len = runner.seq_len(), batch_size = runner.batch_size();
-  const auto sequences = pack_sequences(documents, seq_len);
+  std::vector<int64_t> lengths;
+  for (const ScoreDocument& d : documents) {
+    lengths.push_back(static_cast<int64_t>(d.input_ids.size()));
+  }
+  const auto sequences = best_fit_bins(lengths, seq_len);
   std::vector<std::vector<TokenScore>> scores(documents.size());
   size_t done = 0;
   for (size_t first = 0; first < sequences.size(); first += static_cast<size_t>(batch_size)) {
@@ -92,18 +58,25 @@ std::vector<std::vector<TokenScore>> score_documents(
     }
     const std::vector<TokenScore> batch_scores = runner.score(batch, targets).take();
     for (size_t i = 0; i < owners.size(); ++i) scores[owners[i]].push_back(batch_scores[i]);
-    if (progress) progress(done, documents.size());
+    if (progress && !progress(done, documents.size())) break;
   }
   return scores;
 }
 
-LossSum held_out_loss(ModelRunner& runner, const Dataset& dataset) {
+std::optional<LossSum> held_out_loss(ModelRunner& runner, const Dataset& dataset,
+                                     const std::function<bool()>& stop) {
   std::vector<ScoreDocument> documents;
   for (const TokenRow& row : dataset.rows) {
     if (!row.dropped) documents.push_back(loss_document(row));
   }
+  bool stopped = false;
+  const auto scores = score_documents(runner, documents, [&](size_t done, size_t total) {
+    stopped = done < total && stop();
+    return !stopped;
+  });
+  if (stopped) return std::nullopt;
   LossSum loss;
-  for (const auto& document : score_documents(runner, documents)) {
+  for (const auto& document : scores) {
     for (const TokenScore& score : document) {
       loss.nats -= score.log_prob;
       ++loss.tokens;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "io/dataset.h"
@@ -18,12 +19,15 @@ struct ScoreDocument {
 ScoreDocument loss_document(const TokenRow& row);
 
 // One list of scores per document, in their order. Documents must fit the runner's seq_len.
-// `progress(done, total)` counts documents.
+// `progress(done, total)` counts documents after each batch; once it says false nothing more is
+// scored, and the documents that are left have no scores.
 std::vector<std::vector<TokenScore>> score_documents(
     ModelRunner& runner, const std::vector<ScoreDocument>& documents,
-    const std::function<void(size_t done, size_t total)>& progress = nullptr);
+    const std::function<bool(size_t done, size_t total)>& progress = nullptr);
 
-// Mean −log p over all trained tokens of the rows that were not dropped.
-LossSum held_out_loss(ModelRunner& runner, const Dataset& dataset);
+// Σ −log p over all trained tokens of the rows that were not dropped. Nothing when `stop`, asked
+// between batches, said true before the end.
+std::optional<LossSum> held_out_loss(ModelRunner& runner, const Dataset& dataset,
+                                     const std::function<bool()>& stop);
 
 }  // namespace npu

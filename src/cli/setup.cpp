@@ -73,16 +73,7 @@ std::vector<fs::path> hub_roots() {
 
 HfModel open_model(const Options& options, bool with_weights) {
   HfModel model = load_model(options.text("model"), with_weights, hub_roots());
-  if (model.weights && model.config.storage_dtype != DType::kF32) {
-    // config.json only says what the weights should be; rounding them unasked would be a silent
-    // loss.
-    for (const std::string& name : model.weights->names()) {
-      if (model.weights->get(name).dtype() != model.config.storage_dtype) {
-        model.config.storage_dtype = DType::kF32;
-        break;
-      }
-    }
-  }
+  if (with_weights) model.config.storage_dtype = stored_dtype(model);
   return model;
 }
 
@@ -164,7 +155,9 @@ std::set<std::string, std::less<>> disabled_passes(const Options& options) {
 SessionOptions session_options(const Options& options, const LoraSpec& lora,
                                const ModelConfig& config) {
   SessionOptions session;
-  session.backend = make_backend(options.text("backend")).take()->traits().name;
+  const auto backend = make_backend(options.text("backend")).take();
+  const Traits& traits = backend->traits();
+  session.backend = traits.name;
   if (options.text("backend") == "auto") {
     log_info("train", "backend " + session.backend + ": the first usable one; see npu-lora doctor");
   }
@@ -194,6 +187,7 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   session.compile.cache_dir = cache_directory(options);
   session.compile.jobs = static_cast<int>(options.integer("jobs", 1, 256));
   session.compile.seconds_limit = options.real("compile-timeout");
+  session.compile.memory_limit_bytes = options.integer("compile-memory", 0, 1 << 30) << 20;
   session.compile.seconds_budget = options.real("compile-budget");
   if (session.compile.seconds_budget < 0) {
     fail(ErrorKind::kUsage, "--compile-budget", "must not be negative",
@@ -204,8 +198,6 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   session.compile.worker = {self_executable(), "compile-worker"};
   // Weights follow the activations unless asked otherwise. Where widening is free they stay as they
   // are on disk: the same values in half the memory.
-  const auto backend = make_backend(session.backend).take();
-  const Traits& traits = backend->traits();
   layer.activation_dtype = session.activation_dtype.value_or(traits.compute_dtype);
   const std::string weights = options.choice("weight-dtype", {"auto", "f32", "bf16", "f16"});
   if (weights != "auto") {
@@ -229,7 +221,7 @@ void resolve_placement(const ModelConfig& config, SessionOptions& session,
                        const WeightStore& weights) {
   if (!session.auto_placement) return;
   const Placement placement = find_placement(config, session, weights);
-  for (const std::string& line : describe(placement)) log_info("placement", line);
+  for (const std::string& line : describe_placement(placement)) log_info("placement", line);
   session.host_groups = placement.host_groups;
   session.auto_placement = false;
 }
@@ -270,10 +262,12 @@ std::unique_ptr<ModelRunner> start_runner(const ModelConfig& config, const Sessi
   return load(config, std::move(prepared), weights);
 }
 
-int64_t loss_row_bucket(int64_t rows, int64_t limit) {
+int64_t loss_rows_option(const Options& options, int64_t needed, int64_t all) {
+  const int64_t asked = options.integer("loss-rows");
+  if (asked > 0) return std::min(asked, all);
   int64_t bucket = 32;
-  while (bucket < rows) bucket *= 2;
-  return std::min(bucket, limit);
+  while (bucket < needed) bucket *= 2;
+  return std::min(bucket, all);
 }
 
 }  // namespace npu

@@ -170,15 +170,20 @@ std::string AdaptiveCut::host_reason(const Root& root, size_t distinct) {
   return reason + (cut ? "; none of its pieces can be compiled either" : "");
 }
 
-// Appends to `out` what stands for `use`: itself, or its pieces under names of the graph.
+// Appends to `out` what stands for `use`: itself, or its pieces under names of the graph. Parts
+// that several uses share are named after the first in order, not after the one that was compiled
+// first.
 void AdaptiveCut::place(const Root& root, const PlannedPart& use, PlannedGraph& graph,
-                        std::vector<PlannedPart>& out) {
+                        std::vector<PlannedPart>& out, CompileReport& report) {
+  const bool first = named_.insert(use.distinct).second;
+  if (first) plan_.distinct[use.distinct].first_use = use.name;
   if (!root.cut.contains(use.distinct) || !useful(root, use.distinct)) {
     out.push_back(use);
     out.back().on_host = fails(use.distinct);
     out.back().host_reason = out.back().on_host ? host_reason(root, use.distinct) : "";
     return;
   }
+  if (first) note_cut(use, report);
   std::map<std::string, std::string> names;  // of the cut part's values → of the graph's
   const Graph& whole = plan_.distinct[use.distinct].graph;
   for (size_t i = 0; i < use.input_names.size(); ++i) {
@@ -203,18 +208,25 @@ void AdaptiveCut::place(const Root& root, const PlannedPart& use, PlannedGraph& 
       part.output_names.push_back(name);
     }
     for (const std::string& name : piece.input_names) part.input_names.push_back(names.at(name));
-    place(root, part, graph, out);
+    place(root, part, graph, out, report);
   }
 }
 
-void AdaptiveCut::cut_graph(PlannedGraph& graph) {
+void AdaptiveCut::cut_graph(PlannedGraph& graph, CompileReport& report) {
   std::vector<PlannedPart> parts;
   for (const PlannedPart& part : graph.parts) {
     const auto root = std::find_if(roots_.begin(), roots_.end(),
                                    [&](const Root& r) { return r.distinct == part.distinct; });
-    place(*root, part, graph, parts);
+    place(*root, part, graph, parts, report);
   }
   graph.parts = std::move(parts);
+}
+
+void AdaptiveCut::note_cut(const PlannedPart& part, CompileReport& report) {
+  const std::string& reason = state(part.distinct).reason;
+  const size_t count = pieces(part.distinct).size();
+  report.cuts.push_back({part.name, reason, count});
+  log_info("compile", part.name + " is cut in " + std::to_string(count) + ": " + reason);
 }
 
 void AdaptiveCut::note_failure(const PlannedPart& part, CompileReport& report) {
@@ -231,21 +243,9 @@ void AdaptiveCut::note_failure(const PlannedPart& part, CompileReport& report) {
 
 void AdaptiveCut::apply(CompileReport& report) {
   open();  // brings the roots up to the last verdicts
-  std::set<size_t> cut;
-  for (const Root& root : roots_) {
-    for (const size_t part : root.cut) {
-      if (useful(root, part)) cut.insert(part);
-    }
-  }
-  for (const size_t part : cut) {
-    const std::string& name = plan_.distinct[part].first_use;
-    report.cuts.push_back({name, state(part).reason, pieces(part).size()});
-    log_info("compile", name + " is cut in " + std::to_string(pieces(part).size()) + ": " +
-                            state(part).reason);
-  }
   for (PlannedGraph& graph : plan_.graphs) {
     if (!graph.host_reason.empty()) continue;
-    cut_graph(graph);
+    cut_graph(graph, report);
     for (const PlannedPart& part : graph.parts) {
       if (part.on_host) note_failure(part, report);
     }

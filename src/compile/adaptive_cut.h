@@ -69,8 +69,9 @@ class AdaptiveCut {
   bool untried_below(const Root& root, size_t distinct, std::string& why);
   std::string host_reason(const Root& root, size_t distinct);
   void place(const Root& root, const PlannedPart& use, PlannedGraph& graph,
-             std::vector<PlannedPart>& out);
-  void cut_graph(PlannedGraph& graph);
+             std::vector<PlannedPart>& out, CompileReport& report);
+  void cut_graph(PlannedGraph& graph, CompileReport& report);
+  void note_cut(const PlannedPart& part, CompileReport& report);
   void note_failure(const PlannedPart& part, CompileReport& report);
   void drop_unused();
 
@@ -79,6 +80,7 @@ class AdaptiveCut {
   DistinctParts parts_;
   std::deque<State> states_;  // references stay valid while plan.distinct grows
   std::vector<Root> roots_;
+  std::set<size_t> named_;  // parts that have their final name
 };
 
 }  // namespace npu

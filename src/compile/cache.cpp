@@ -2,7 +2,9 @@
 #include "compile/cache.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <set>
 
 #include "base/hash.h"
@@ -71,6 +73,46 @@ std::vector<std::string> differences(const std::vector<CacheKey::Item>& now,
   return lines;
 }
 
+// The same for the options that both name: an entry of another version may not know them all.
+std::vector<std::string> differences(const PartOrigin& now, const PartOrigin& before) {
+  std::vector<std::string> lines;
+  for (const auto& [label, value] : now) {
+    const auto old =
+        std::find_if(before.begin(), before.end(),
+                     [&, &wanted = label](const auto& o) { return o.first == wanted; });
+    if (old != before.end() && old->second != value) {
+      lines.push_back(label + " changed: " + value + " (was " + old->second + ")");
+    }
+  }
+  return lines;
+}
+
+std::string_view graph_of(std::string_view group) { return group.substr(0, group.rfind('.')); }
+
+// How an entry differs from what was looked for, and how far that is: lower is nearer.
+struct Neighbour {
+  std::vector<std::string> lines;
+  // Key labels that differ; whether there are other labels ("changed" says more than "added");
+  // another part; another place in the graph; options that differ.
+  std::array<size_t, 5> distance;
+};
+
+Neighbour compare(const CacheKey& key, std::string_view group, const PartOrigin& origin,
+                  const Manifest& entry, bool same_part) {
+  Neighbour out;
+  out.lines = differences(key.items(), entry.items);
+  out.distance = {out.lines.size(), entry.items.size() != key.items().size(), !same_part,
+                  entry.group != group, 0};
+  if (same_part) return out;
+  const std::vector<std::string> options = differences(origin, entry.origin);
+  out.distance.back() = options.size();
+  if (options.empty()) return out;
+  std::erase_if(out.lines,
+                [](const std::string& line) { return line.starts_with("part changed"); });
+  out.lines.insert(out.lines.begin(), options.begin(), options.end());
+  return out;
+}
+
 }  // namespace
 
 void CacheKey::add(std::string label, std::string_view value) {
@@ -120,10 +162,12 @@ std::optional<CompileOutcome> Cache::get(const CacheKey& key) const {
   return outcome;
 }
 
-void Cache::put(const CacheKey& key, const CompileOutcome& outcome, std::string_view group) const {
+void Cache::put(const CacheKey& key, const CompileOutcome& outcome, std::string_view group,
+                const PartOrigin& origin) const {
   Manifest manifest;
   manifest.items = key.items();
   manifest.group = std::string(group);
+  manifest.origin = origin;
   manifest.outcome = outcome;
   if (outcome.built()) {
     manifest.blob_sha256 = sha256_hex(outcome.blob);
@@ -144,9 +188,9 @@ void Cache::publish_entry(const Manifest& manifest, std::string_view blob) const
   publish_text(manifest_path(digest), print_manifest(manifest));  // last: it makes the entry
 }
 
-std::string Cache::explain_miss(const CacheKey& key, std::string_view group) const {
-  std::vector<std::string> nearest;
-  size_t least = SIZE_MAX;
+std::string Cache::explain_miss(const CacheKey& key, std::string_view group,
+                                const PartOrigin& origin) const {
+  std::optional<Neighbour> nearest;
   std::error_code error;
   std::set<fs::path> paths;  // sorted, so that equal caches give equal explanations
   for (fs::directory_iterator it(directory_ / "parts", error), end; !error && it != end;
@@ -159,19 +203,14 @@ std::string Cache::explain_miss(const CacheKey& key, std::string_view group) con
     if (!manifest) continue;  // get() warns about it when its turn comes
     const CacheKey::Item* other = find_item(manifest.value().items, "part");
     const bool same_part = part && other && part->sha256 == other->sha256;
-    if (!same_part && manifest.value().group != group) continue;
-    std::vector<std::string> lines = differences(key.items(), manifest.value().items);
-    // Among equals the entry with as many labels: "changed" says more than "added".
-    const bool other_labels = manifest.value().items.size() != key.items().size();
-    const size_t distance = 2 * lines.size() + (other_labels ? 1 : 0);
-    if (distance >= least) continue;
-    least = distance;
-    nearest = std::move(lines);
+    if (!same_part && graph_of(manifest.value().group) != graph_of(group)) continue;
+    Neighbour neighbour = compare(key, group, origin, manifest.value(), same_part);
+    if (!nearest || neighbour.distance < nearest->distance) nearest = std::move(neighbour);
   }
-  if (least == SIZE_MAX) return "no entry for this part or any like it";
-  if (nearest.empty()) return "the entry for it can't be used";
+  if (!nearest) return "no entry for this part or any like it";
+  if (nearest->lines.empty()) return "the entry for it can't be used";
   std::string text;
-  for (const std::string& line : nearest) text += (text.empty() ? "" : "; ") + line;
+  for (const std::string& line : nearest->lines) text += (text.empty() ? "" : "; ") + line;
   return text;
 }
 

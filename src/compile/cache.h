@@ -29,6 +29,12 @@ class CacheKey {
   std::vector<Item> items_;
 };
 
+// Options under which a part was built: ordered (label, value) pairs. No part of the key, because a
+// part that an option does not reach is the same part; only explanations read it. On disk at most
+// kOriginLimit pairs of short printable texts.
+using PartOrigin = std::vector<std::pair<std::string, std::string>>;
+inline constexpr size_t kOriginLimit = 64;
+
 // What compiling one part came to. Failures are kept too, so that nothing fails twice.
 struct CompileOutcome {
   enum class Kind { kBuilt, kRejected, kCrashed, kTimedOut, kOutOfMemory };
@@ -49,18 +55,24 @@ std::string_view outcome_name(CompileOutcome::Kind kind);
 
 struct Manifest;  // compile/manifest.h
 
-// Layout: DIR/parts/<digest>.json (manifest: key items, outcome, sha256 and size of the blob) and
-// DIR/parts/<digest>.blob. Both are published by rename; a blob whose digest does not match its
-// manifest is dropped with a warning and counts as a miss. The directory is untrusted input.
+// Layout: DIR/parts/<digest>.json (manifest: key items, origin, outcome, sha256 and size of the
+// blob) and DIR/parts/<digest>.blob. Both are published by rename; a blob whose digest does not
+// match its manifest is dropped with a warning and counts as a miss. The directory is untrusted
+// input.
 class Cache {
  public:
   explicit Cache(fs::path directory);
   std::optional<CompileOutcome> get(const CacheKey& key) const;
   // Errors: a cache that can't be written is a UserError; the outcome itself is unharmed.
-  void put(const CacheKey& key, const CompileOutcome& outcome, std::string_view group) const;
-  // "threads changed: 2 (was 1)" against the nearest entry of the same part text or the same group;
-  // "no entry for this part or any like it" when there is none.
-  std::string explain_miss(const CacheKey& key, std::string_view group) const;
+  // `group` is the part's first use, "layer_fwd.2".
+  void put(const CacheKey& key, const CompileOutcome& outcome, std::string_view group,
+           const PartOrigin& origin = {}) const;
+  // "threads changed: 2 (was 1)" against the nearest entry of the same part text, the same group or
+  // the same graph. Another part text is explained by the options that differ, "rank changed: 8
+  // (was 16)", and is "part changed" when none does. "no entry for this part or any like it" when
+  // there is no entry to compare with.
+  std::string explain_miss(const CacheKey& key, std::string_view group,
+                           const PartOrigin& origin = {}) const;
   const fs::path& directory() const { return directory_; }
 
   // Bundles carry entries to another host. Entries that are absent are left out; returns how many

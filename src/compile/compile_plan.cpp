@@ -130,7 +130,7 @@ class PlanCompiler {
 
   std::string explain(const Job& job, const std::optional<CompileOutcome>& stale) const {
     if (stale) return std::string(outcome_name(stale->kind)) + " under narrower limits";
-    return cache_.explain_miss(job.key, job.name);
+    return cache_.explain_miss(job.key, job.name, settings_.origin);
   }
 
   // Until it has nothing to say on what the cut still needs.
@@ -237,7 +237,7 @@ class PlanCompiler {
 
   void store(const Job& job, const CompileOutcome& outcome) {
     try {
-      cache_.put(job.key, outcome, job.name);
+      cache_.put(job.key, outcome, job.name, settings_.origin);
     } catch (const UserError& e) {
       log_warn("cache", "not stored: " + e.error().text());
     }

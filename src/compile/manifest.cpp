@@ -1,6 +1,7 @@
 // The JSON text of a cache entry. Read as hostile input.
 #include "compile/manifest.h"
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 
@@ -24,6 +25,29 @@ std::optional<Kind> parse_outcome(std::string_view name) {
   return std::nullopt;
 }
 
+// What is shown in a terminal: short and without control characters.
+bool is_label(std::string_view text) {
+  constexpr size_t kLongest = 256;
+  return text.size() <= kLongest && std::none_of(text.begin(), text.end(), [](char c) {
+           return static_cast<unsigned char>(c) < ' ' || c == '\x7f';
+         });
+}
+
+// Absent from entries of versions that did not write it.
+Result<PartOrigin> read_origin(const Json& manifest, const std::string& where) {
+  PartOrigin origin;
+  const auto pairs = manifest.find("origin");
+  if (pairs == manifest.end()) return origin;
+  for (const Json& pair : *pairs) {
+    origin.emplace_back(pair.at(0).get<std::string>(), pair.at(1).get<std::string>());
+    if (origin.size() > kOriginLimit || !is_label(origin.back().first) ||
+        !is_label(origin.back().second)) {
+      return Error{ErrorKind::kBadInput, where, "origin is too long or not printable", "", ""};
+    }
+  }
+  return origin;
+}
+
 }  // namespace
 
 std::string_view outcome_name(CompileOutcome::Kind kind) {
@@ -35,10 +59,17 @@ std::string print_manifest(const Manifest& manifest) {
   for (const CacheKey::Item& item : manifest.items) {
     key.push_back({{"label", item.label}, {"sha256", item.sha256}, {"shown", item.shown}});
   }
+  Json origin = Json::array();
+  for (const auto& [label, value] : manifest.origin) {
+    if (origin.size() < kOriginLimit && is_label(label) && is_label(value)) {
+      origin.push_back(Json::array({label, value}));
+    }
+  }
   const CompileOutcome& outcome = manifest.outcome;
   const Json json = {{"format", kFormat},
                      {"key", std::move(key)},
                      {"group", manifest.group},
+                     {"origin", std::move(origin)},
                      {"outcome", outcome_name(outcome.kind)},
                      {"reason", outcome.reason},
                      {"log_tail", outcome.log_tail},
@@ -65,6 +96,9 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& where)
                                 item.at("shown").get<std::string>()});
     }
     manifest.group = json.at("group").get<std::string>();
+    Result<PartOrigin> origin = read_origin(json, where);
+    if (!origin) return origin.error();
+    manifest.origin = std::move(origin.value());
     const auto kind = parse_outcome(json.at("outcome").get<std::string>());
     if (!kind) return Error{ErrorKind::kBadInput, where, "unknown outcome", "", ""};
     manifest.outcome.kind = *kind;

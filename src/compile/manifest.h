@@ -12,6 +12,7 @@ namespace npu {
 
 struct Manifest {
   std::vector<CacheKey::Item> items;
+  PartOrigin origin;
   std::string group, blob_sha256;
   size_t blob_bytes = 0;
   CompileOutcome outcome;  // without its blob

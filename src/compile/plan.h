@@ -82,6 +82,7 @@ struct CompileSettings {
   bool expect_cached = false;  // a miss is a kCheckFailed UserError with its explanation
   bool adaptive_cut = true;    // cut parts that fail; off: they go to the host whole
   double seconds_budget = 0;   // for all parts together; 0 = none
+  PartOrigin origin;           // the options of this run, kept with what is built
   // argv of the compile child; empty: compile in this process, one by one and without limits.
   std::vector<std::string> worker;
   std::function<void(size_t done, size_t total, std::string_view what)> progress;

@@ -1,11 +1,10 @@
 // Batcher: shuffle, pack, cut into micro-batches. An epoch's plan depends on the data, the options
 // and the epoch's number only, so any position can be reached again.
 #include <algorithm>
-#include <numeric>
-#include <set>
 
 #include "base/random.h"
 #include "io/dataset.h"
+#include "io/packing.h"
 
 namespace npu {
 namespace {
@@ -56,44 +55,20 @@ std::vector<Sequence> wrapped(const Dataset& dataset, const std::vector<size_t>&
   return sequences;
 }
 
-// Best-fit decreasing: each row, longest first, goes where the least room is left over. Sequences
-// then follow the shuffled order of their longest rows, and rows within one the shuffled order, so
-// that neither length nor file order shows.
+// Sequences of best fit follow the shuffled order of their longest rows, and rows within one the
+// shuffled order, so that neither length nor file order shows.
 std::vector<Sequence> best_fit(const Dataset& dataset, const std::vector<size_t>& rows,
                                int64_t seq_len) {
-  std::vector<size_t> by_length(rows.size());  // places in `rows`
-  std::iota(by_length.begin(), by_length.end(), size_t{0});
-  std::stable_sort(by_length.begin(), by_length.end(), [&](size_t a, size_t b) {
-    return row_length(dataset, rows[a]) > row_length(dataset, rows[b]);
-  });
-  std::vector<std::vector<size_t>> bins;                            // places in `rows`
-  std::vector<std::vector<size_t>> with_room(size_t(seq_len) + 1);  // bins by the room left
-  std::set<int64_t> rooms;                                          // for which there are bins
-  for (const size_t place : by_length) {
-    const int64_t length = row_length(dataset, rows[place]);
-    int64_t room = seq_len;
-    size_t bin = bins.size();
-    const auto fit = rooms.lower_bound(length);
-    if (fit != rooms.end()) {
-      room = *fit;
-      bin = with_room[room].back();
-      with_room[room].pop_back();
-      if (with_room[room].empty()) rooms.erase(fit);
-    } else {
-      bins.emplace_back();
-    }
-    bins[bin].push_back(place);
-    with_room[room - length].push_back(bin);
-    rooms.insert(room - length);
-  }
+  std::vector<int64_t> lengths;
+  for (const size_t row : rows) lengths.push_back(row_length(dataset, row));
+  std::vector<std::vector<size_t>> bins = best_fit_bins(lengths, seq_len);
   std::sort(bins.begin(), bins.end(),
             [](const auto& a, const auto& b) { return a.front() < b.front(); });
   std::vector<Sequence> sequences;
   for (std::vector<size_t>& bin : bins) {
     std::sort(bin.begin(), bin.end());
     Sequence& sequence = sequences.emplace_back();
-    for (const size_t place : bin)
-      sequence.push_back({rows[place], 0, row_length(dataset, rows[place])});
+    for (const size_t place : bin) sequence.push_back({rows[place], 0, lengths[place]});
   }
   return sequences;
 }

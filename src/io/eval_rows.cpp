@@ -2,7 +2,9 @@
 #include "io/eval_rows.h"
 
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "base/log.h"
 #include "io/jsonl.h"
 
 namespace npu {
@@ -20,27 +22,23 @@ Result<EvalRow> read_row(const Json& row, const std::string& where) {
   if (!response) return response.error();
   if (response.value().empty())
     return Error{ErrorKind::kBadInput, where, "\"" + answer + "\" is empty", "", ""};
-  EvalRow result{std::move(prompt.value()), std::move(response.value()), std::nullopt, where};
-  const auto label = row.find("label");
-  if (label != row.end() && !label->is_null()) {
-    if (!label->is_number_integer())
-      return Error{ErrorKind::kBadInput, where, "\"label\" must be a whole number",
-                   json_kind(*label), ""};
-    result.label = label->get<int64_t>();
-  }
-  return result;
+  return EvalRow{std::move(prompt.value()), std::move(response.value()), where};
 }
 
 }  // namespace
 
-std::vector<EvalRow> load_eval_rows(const std::vector<fs::path>& files) {
+std::vector<EvalRow> load_eval_rows(const std::vector<fs::path>& files, int64_t skip_bad_rows) {
   std::vector<EvalRow> rows;
-  read_jsonl(files, 0, [&](const Json& json, const std::string& where) -> std::optional<Error> {
+  const auto visit = [&](const Json& json, const std::string& where) -> std::optional<Error> {
     Result<EvalRow> row = read_row(json, where);
     if (!row) return row.error();
     rows.push_back(std::move(row.value()));
     return std::nullopt;
-  });
+  };
+  const JsonlSummary summary = read_jsonl(files, skip_bad_rows, visit);
+  if (summary.bad > 0) {
+    log_warn("data", std::to_string(summary.bad) + " bad rows skipped, first " + summary.first_bad);
+  }
   return rows;
 }
 

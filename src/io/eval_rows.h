@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,12 +11,12 @@ namespace npu {
 
 struct EvalRow {
   std::string prompt;
-  std::string response;          // the right answer
-  std::optional<int64_t> label;  // its class, where the row gives one
-  std::string where;             // "file:line"
+  std::string response;  // the right answer
+  std::string where;     // "file:line"
 };
 
-// Rows {"prompt","response"|"completion"[,"label"]}; errors as those of load_dataset.
-std::vector<EvalRow> load_eval_rows(const std::vector<fs::path>& files);
+// Rows {"prompt","response"|"completion"}, other keys ignored; errors as those of load_dataset.
+// Bad rows up to `skip_bad_rows` are left out with a warning.
+std::vector<EvalRow> load_eval_rows(const std::vector<fs::path>& files, int64_t skip_bad_rows);
 
 }  // namespace npu

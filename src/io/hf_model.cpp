@@ -49,4 +49,20 @@ HfModel load_model(const std::string& where, bool with_weights,
   return model;
 }
 
+DType stored_dtype(const HfModel& model) {
+  const DType configured = model.config.storage_dtype;
+  if (configured == DType::kF32) return configured;
+  std::unique_ptr<WeightStore> opened;
+  const WeightStore* weights = model.weights.get();
+  if (weights == nullptr) {
+    if (!has_safetensors_weights(model.path)) return configured;
+    opened = open_safetensors_weights(model.path).store;
+    weights = opened.get();
+  }
+  for (const auto& [name, shape] : expected_weights(model.config)) {
+    if (weights->has(name) && weights->get(name).dtype() != configured) return DType::kF32;
+  }
+  return configured;
+}
+
 }  // namespace npu

@@ -40,6 +40,11 @@ struct HfModel {
 HfModel load_model(const std::string& where, bool with_weights = true,
                    const std::vector<fs::path>& hub_roots = {});
 
+// What the weights on disk are stored as, of which config.json only says what it should be: F32
+// where they differ, since rounding them unasked would be a silent loss. The config's word where
+// there are no weight files.
+DType stored_dtype(const HfModel& model);
+
 // Weights drawn as the family's initialiser does (normal, initializer_range; norms 1), for checks
 // of a geometry from its config.json alone.
 std::unique_ptr<WeightStore> random_weights(const ModelConfig& config, uint64_t seed);

@@ -173,6 +173,10 @@ std::map<std::string, std::string> parse_weight_index(std::string_view text,
   return result;
 }
 
+bool has_safetensors_weights(const fs::path& directory) {
+  return is_there(directory / kSingleFile) || is_there(directory / kIndexFile);
+}
+
 ListedWeights open_safetensors_weights(const fs::path& directory) {
   auto weights = std::make_unique<SafetensorsWeights>();
   // The single file first, as transformers does.

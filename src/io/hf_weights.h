@@ -40,6 +40,7 @@ struct ListedWeights {
 
 // model.safetensors, or the shards that model.safetensors.index.json names (plain file names only).
 ListedWeights open_safetensors_weights(const fs::path& directory);
+bool has_safetensors_weights(const fs::path& directory);
 
 // The file of each tensor from the text of an index; names that could leave the directory are
 // refused.

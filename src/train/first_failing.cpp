@@ -116,9 +116,8 @@ size_t find_part(const Plan& plan, const std::string& name) {
   std::string known;
   for (const PlannedGraph& graph : plan.graphs) {
     for (size_t i = 0; i < graph.parts.size(); ++i) {
-      const std::string use = graph.name + "." + std::to_string(i);
-      if (use == name) return graph.parts[i].distinct;
-      known += (known.empty() ? "" : ", ") + use;
+      if (graph.parts[i].name == name) return graph.parts[i].distinct;
+      known += (known.empty() ? "" : ", ") + graph.parts[i].name;
     }
   }
   fail(ErrorKind::kUsage, "part", "no part of this name", "'" + name + "'", "known: " + known);

@@ -151,7 +151,7 @@ void choose_placement(Placement& placement, const TryPlacement& compare,
   Chooser(placement, compare, limits).run();
 }
 
-std::vector<std::string> describe(const Placement& placement) {
+std::vector<std::string> describe_placement(const Placement& placement) {
   std::vector<std::string> lines;
   for (const GroupMeasure& g : placement.groups) {
     std::string line = g.group + ": device " +

@@ -68,11 +68,11 @@ std::optional<Placement> read_placement(const fs::path& cache_dir, const std::st
 void write_placement(const fs::path& cache_dir, const Placement& placement);
 
 // Its JSON text, and back. Errors: not as written, or groups and numbers that can't be.
-std::string print_placement(const Placement& placement);
-Result<Placement> parse_placement(std::string_view text, const std::string& where);
+std::string print_evidence(const Placement& placement);
+Result<Placement> parse_evidence(std::string_view text, const std::string& where);
 
 // For people, one line a group, a trial, and the choice.
-std::vector<std::string> describe(const Placement& placement);
+std::vector<std::string> describe_placement(const Placement& placement);
 
 // The evidence for this session if it is there.
 std::optional<Placement> known_placement(const ModelConfig& config, const SessionOptions& session);

@@ -88,7 +88,7 @@ fs::path path_of(const fs::path& cache_dir, const std::string& digest) {
 
 }  // namespace
 
-std::string print_placement(const Placement& p) {
+std::string print_evidence(const Placement& p) {
   Json json = {{"format", kFormat},
                {"digest", p.digest},
                {"backend", p.backend},
@@ -119,7 +119,7 @@ std::string print_placement(const Placement& p) {
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-Result<Placement> parse_placement(std::string_view text, const std::string& where) {
+Result<Placement> parse_evidence(std::string_view text, const std::string& where) {
   try {
     return read(Json::parse(text));
   } catch (const std::exception& e) {  // of the JSON library or from here
@@ -137,7 +137,7 @@ std::optional<Placement> read_placement(const fs::path& cache_dir, const std::st
     return std::nullopt;
   };
   try {
-    Result<Placement> placement = parse_placement(read_text(path, kTextLimit), path.string());
+    Result<Placement> placement = parse_evidence(read_text(path, kTextLimit), path.string());
     if (!placement) return drop(placement.error());
     if (placement.value().digest == digest) return std::move(placement.value());
     return drop(
@@ -154,7 +154,7 @@ void write_placement(const fs::path& cache_dir, const Placement& placement) {
     fail(errno_kind(error.value()), cache_dir.string(), "cache can't be created", error.message(),
          "choose another --cache-dir");
   }
-  publish_text(path_of(cache_dir, placement.digest), print_placement(placement));
+  publish_text(path_of(cache_dir, placement.digest), print_evidence(placement));
 }
 
 }  // namespace npu

@@ -208,8 +208,8 @@ Placement measure(const ModelConfig& config, const SessionOptions& session,
   return placement;
 }
 
-// As the measurement and the digest need it: without a placement, and with the graphs for evaluation
-// whether this command has them or not, so that all that train share their evidence.
+// As the measurement and the digest need it: without a placement, and with the graphs for
+// evaluation whether this command has them or not, so that all that train share their evidence.
 SessionOptions unplaced(SessionOptions session) {
   session.auto_placement = false;
   session.host_groups.reset();

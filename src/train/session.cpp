@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <limits>
 
 #include "base/log.h"
@@ -10,6 +11,54 @@
 #include "train/device_buffers.h"
 
 namespace npu {
+
+namespace {
+
+std::string joined(const auto& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : ",") + std::string(word);
+  return text.empty() ? "none" : text;
+}
+
+// Whatever the text of a part may depend on, under the names of options and of config.json.
+PartOrigin origin_of(const ModelConfig& config, const SessionOptions& options) {
+  const GraphOptions& graphs = options.graphs;
+  const LayerOptions& layer = graphs.layer;
+  std::vector<std::string_view> targets;
+  for (const Linear& linear : linears()) {
+    if (layer.lora.has(linear.name)) targets.push_back(linear.letter);
+  }
+  PartOrigin origin = {
+      {"seq-len", std::to_string(layer.seq_len)},
+      {"batch", std::to_string(layer.batch)},
+      {"rank", targets.empty() ? "none" : std::to_string(layer.lora.rank)},
+      {"targets", joined(targets)},
+      {"numerics", layer.numerics == Numerics::kHf ? "hf" : "fp32"},
+      {"dtype", std::string(dtype_name(layer.activation_dtype))},
+      {"weight-dtype", std::string(dtype_name(layer.weight_dtype))},
+      {"recompute", graphs.recompute == Recompute::kNone ? "none" : "layer"},
+      {"loss-rows", std::to_string(graphs.loss_rows)},
+      {"vocab-chunk", std::to_string(graphs.vocab_chunk)},
+      {"max-mm", std::to_string(options.plan.limits.contractions)},
+      {"disable-pass", joined(options.plan.passes.disabled)},
+  };
+  const std::pair<const char*, int64_t> geometry[] = {
+      {"hidden_size", config.hidden_size},
+      {"intermediate_size", config.intermediate_size},
+      {"num_attention_heads", config.num_attention_heads},
+      {"num_key_value_heads", config.num_key_value_heads},
+      {"head_dim", config.head_dim},
+      {"vocab_size", config.vocab_size},
+      {"attention_bias", config.attention_bias},
+      {"mlp_bias", config.mlp_bias}};
+  for (const auto& [name, size] : geometry) origin.emplace_back(name, std::to_string(size));
+  char eps[32];
+  std::snprintf(eps, sizeof eps, "%g", config.rms_norm_eps);
+  origin.emplace_back("rms_norm_eps", eps);
+  return origin;
+}
+
+}  // namespace
 
 Prepared prepare(const ModelConfig& config, SessionOptions options) {
   Prepared out;
@@ -24,6 +73,7 @@ Prepared prepare(const ModelConfig& config, SessionOptions options) {
   if (options.host_groups) options.plan.host_groups = *options.host_groups;
   options.plan.compile.threads = options.threads;
   options.graphs.passes = options.plan.passes;
+  options.compile.origin = origin_of(config, options);
   out.graphs = build_model_graphs(config, options.graphs);
   out.plan = make_plan(out.graphs.graphs, *out.backend, options.plan);
   out.options = std::move(options);

@@ -1,0 +1,71 @@
+// From options to data, adapter and sizes of a training run.
+#include "cli/training.h"
+
+#include <algorithm>
+
+#include "cli/commands.h"
+
+namespace npu {
+namespace {
+
+// Wrapping cuts the running stream itself, so rows may have any length.
+constexpr int64_t kUncut = int64_t{1} << 40;
+
+Packing packing_option(const Options& options) {
+  const std::string mode = options.choice("packing", {"best-fit", "wrap", "none"});
+  return mode == "best-fit" ? Packing::kBestFit : mode == "wrap" ? Packing::kWrap : Packing::kNone;
+}
+
+}  // namespace
+
+StartAdapter start_adapter(const Options& options, const ModelConfig& config) {
+  StartAdapter start{lora_options(options), std::nullopt};
+  if (!options.has("init-adapter")) return start;
+  start.read = read_peft_adapter(options.text("init-adapter"), config);
+  start.lora = start.read->lora;
+  refuse_other_lora(options, "--init-adapter", start.lora);
+  return start;
+}
+
+TrainingData load_training_data(const Options& options, const HfModel& model) {
+  const Tokenizer tokenizer = Tokenizer::from_files(model.tokenizer);
+  DatasetOptions d = dataset_options(options, model.config);
+  const auto load = [&](const char* name) {
+    const std::vector<std::string> files = options.list(name);
+    Dataset data = load_dataset({files.begin(), files.end()}, tokenizer, model.tokenizer, d);
+    report_dataset(data, name);
+    return data;
+  };
+  if (options.list("data").empty()) options.text("data");  // reports that it is required
+  TrainingData data;
+  // Held-out rows are scored whole or cut, whatever the packing.
+  if (!options.list("eval-data").empty()) data.held_out = load("eval-data");
+  if (packing_option(options) == Packing::kWrap) d.max_length = kUncut;
+  data.train = load("data");
+  return data;
+}
+
+BatcherOptions batcher_options(const Options& options, const HfModel& model) {
+  BatcherOptions b;
+  b.seq_len = options.integer("seq-len", 2);
+  b.batch = options.integer("batch", 1, 4096);
+  b.packing = packing_option(options);
+  b.seed = static_cast<uint64_t>(options.integer("seed"));
+  b.pad_id = std::max(0, model.tokenizer.eos_token_id);
+  return b;
+}
+
+SessionOptions training_session(const Options& options, const LoraSpec& lora,
+                                const ModelConfig& config, const Batcher* batcher, bool eval) {
+  SessionOptions session = session_options(options, lora, config);
+  LayerOptions& layer = session.graphs.layer;
+  layer.batch = options.integer("batch", 1, 4096);
+  session.graphs.eval = eval;
+  const int64_t rows = layer.batch * layer.seq_len;
+  session.graphs.loss_rows =
+      loss_rows_option(options, batcher == nullptr ? rows : batcher->max_loss_rows(), rows);
+  resolve_recompute(options, config, session);
+  return session;
+}
+
+}  // namespace npu
