@@ -1,6 +1,11 @@
 """--drift-every through the program: what is logged, and what each action does."""
+import json
+import signal
+import subprocess
+import time
+
 import pytest
-from conftest import REPO, read_jsonl, write_jsonl
+from conftest import REPO, read_jsonl, step_records, write_jsonl
 from safetensors.numpy import load_file
 
 TINY = REPO / "tests/golden/llama_tiny"
@@ -61,6 +66,42 @@ def test_host_that_does_not_help_stops(train):
                          expect=1)
     assert "moving parts to the host does not help" in done.stderr
     assert "moved_to_host" not in events
+
+
+def test_host_moves_what_rounds_badly_and_goes_on(train):
+    """A simulated chip with all parts on it: the drift is found, groups leave until within limit."""
+    bad = ("--host-parts", "none", "--drift-every", 2, "--drift-action", "host")
+    _, events = train(*bad, backend="sim:rbln")
+    first, moved = events["drift"][:2]
+    assert first["verdict"] == "host" and first["worst_grad_rel"] > 0.05
+    assert moved["verdict"] == "moved" and moved["worst_grad_rel"] <= 0.05
+    groups = [e["group"] for e in events["moved_to_host"]]
+    assert groups and set(groups) < {"fwd", "bwd", "rms", "rms-bwd", "ce-grad"}
+
+
+def test_moved_groups_outlive_a_stop(npu_lora, rows, tmp_path):
+    def command(out, *more):
+        return [str(a) for a in (
+            npu_lora, "train", "--model", TINY, "--data", rows, "--out", tmp_path / out,
+            "--backend", "sim:rbln", "--host-parts", "none", "--drift-every", 2, "--drift-action",
+            "host", "--seq-len", 32, "--steps", 60, *more)]
+
+    subprocess.run(command("whole"), check=True, capture_output=True, timeout=300)
+    log = tmp_path / "cut/train_log.jsonl"
+    process = subprocess.Popen(command("cut"), stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (log.exists() and len(step_records(log)) >= 5):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(120) == 143
+    (checkpoint,) = (tmp_path / "cut/checkpoints").iterdir()
+    moved = [e["group"] for e in read_jsonl(log) if e.get("event") == "moved_to_host"]
+    assert moved and json.loads((checkpoint / "state.json").read_text())["host_groups"] == moved
+    subprocess.run(command("cut", "--resume", "auto"), check=True, capture_output=True, timeout=300)
+    # Were the groups back on the device, every later loss would differ.
+    adapters = [(tmp_path / out / "adapter_model.safetensors").read_bytes()
+                for out in ("whole", "cut")]
+    assert adapters[0] == adapters[1]
 
 
 @pytest.mark.parametrize("options", [("--drift-limit", 0), ("--drift-limit", -1),
