@@ -63,8 +63,8 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // Errors: kBadInput when this part is refused (it goes to the host), kRetriable when the device is
-  // lost, busy or full.
+  // Errors: kBadInput when this part is refused (it goes to the host), kRetriable when the device
+  // is lost, busy or full.
   virtual Result<std::unique_ptr<Executable>> load(const Blob& blob, const Graph& part) = 0;
 
   // Zero-filled, aligned to kBufferAlignment. Out of memory is a kRetriable Error.
