@@ -12,6 +12,19 @@ namespace {
 
 constexpr size_t kMostProfileBytes = size_t{1} << 20;
 
+// Of f32 arithmetic: the coarsest format that the device rounds to on the way.
+DType precision_of(const sim::Profile& profile) {
+  DType precision = DType::kF32;
+  for (const sim::ClassRounding& rounding : profile.rounding) {
+    for (const sim::Rounding& side : {rounding.operands, rounding.result}) {
+      if (side.format == sim::Format::kBF16) return DType::kBF16;
+      // dlfloat's 9 bits of mantissa are nearest to f16's 10.
+      if (side.format != sim::Format::kF32) precision = DType::kF16;
+    }
+  }
+  return precision;
+}
+
 Traits traits_of(const sim::Profile& profile, const std::string& name) {
   Traits traits;
   traits.name = "sim:" + name;
@@ -20,6 +33,7 @@ Traits traits_of(const sim::Profile& profile, const std::string& name) {
   traits.host_parts = profile.host_parts;
   traits.host_memory = profile.host_memory;
   traits.launch_seconds = profile.costs.launch_seconds;
+  traits.precision = precision_of(profile);
   traits.widens_weights = true;
   traits.legalise = profile.legalise;
   return traits;

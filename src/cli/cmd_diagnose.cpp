@@ -101,9 +101,7 @@ void write_failing(const Options& options, const fs::path& directory, const Fail
 std::vector<const PlannedGraph*> uncut_graphs(const Plan& plan) {
   std::vector<const PlannedGraph*> graphs;
   for (const PlannedGraph& graph : plan.graphs) {
-    if (!graph.parts.empty() && graph.parts.front().host_reason.starts_with("can't be cut")) {
-      graphs.push_back(&graph);
-    }
+    if (graph.host_reason.starts_with("can't be cut")) graphs.push_back(&graph);
   }
   return graphs;
 }
@@ -139,14 +137,13 @@ int diagnose_first_failing_node(const Options& options) {
                  {"uncut", Json::array()}};
     for (const FailingPart& part : failing) json["failures"].push_back(failing_json(part));
     for (const PlannedGraph* graph : uncut) {
-      json["uncut"].push_back(
-          {{"graph", graph->name}, {"reason", graph->parts.front().host_reason}});
+      json["uncut"].push_back({{"graph", graph->name}, {"reason", graph->host_reason}});
     }
     std::cout << json.dump(2) << "\n";
   } else {
     for (const FailingPart& part : failing) print_failing(part);
     for (const PlannedGraph* graph : uncut) {
-      std::cout << graph->name << ": " << graph->parts.front().host_reason << "\n";
+      std::cout << graph->name << ": " << graph->host_reason << "\n";
     }
     std::cout << backend.traits().name << ": " << failing.size() << " of " << tried
               << " distinct parts fail to compile\n";
