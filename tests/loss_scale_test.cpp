@@ -81,9 +81,9 @@ TEST(F16Range, MaskAndScoresStayFinite) {
 
 class F16 : public testing::TestWithParam<std::string> {
  protected:
-  std::unique_ptr<ModelRunner> runner(DType dtype = DType::kF16) const {
+  std::unique_ptr<ModelRunner> runner() const {
     GoldenRun run{.backend = GetParam()};
-    run.activation_dtype = run.weight_dtype = dtype;
+    run.activation_dtype = run.weight_dtype = DType::kF16;
     return golden.runner(run);
   }
   TrainConfig config(const LossScaleOptions& scale) const {
@@ -116,7 +116,7 @@ TEST_P(F16, TenLossesFollowF32) {
 // Without a scale the small gradients of a long batch are lost to underflow: this is what it is
 // for.
 TEST_P(F16, ScalingSavesGradientsFromUnderflow) {
-  const auto f16 = runner(), f32 = runner(DType::kF32);
+  const auto f16 = runner(), f32 = golden.runner({.backend = "cpu"});
   const auto worst = [&](ModelRunner& run, double weight, double scale) {
     std::vector<Parameter> got = golden.parameters(), right = golden.parameters();
     run.set_adapter(got);
@@ -197,10 +197,12 @@ TEST_P(F16, CheckpointContinuesBitForBit) {
   EXPECT_THROW(second.restore(state, 7, 0, 0), UserError);
 }
 
+const std::string kHalfDevice = "sim:" NPU_SOURCE_DIR "/tests/profiles/half.yaml";
+
 std::string plain(const testing::TestParamInfo<std::string>& info) {
-  return info.param == "cpu" ? "cpu" : "reference";
+  return info.param == "cpu" ? "cpu" : info.param == kHalfDevice ? "simulator" : "reference";
 }
-INSTANTIATE_TEST_SUITE_P(Cpu, F16, testing::Values("cpu", "cpu:reference"), plain);
+INSTANTIATE_TEST_SUITE_P(All, F16, testing::Values("cpu", "cpu:reference", kHalfDevice), plain);
 
 }  // namespace
 }  // namespace npu
