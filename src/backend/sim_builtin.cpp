@@ -39,16 +39,16 @@ rounding:
   nan: canonical
   matmul:
     operands: {format: bf16}
-    result: {format: bf16, mode: away, bias: 0.9, from: 0.0078125}
+    result: {format: bf16, mode: away, bias: 0.9, from: 0.125}
   elementwise:
     operands: {format: bf16}
-    result: {format: bf16, mode: away, bias: 0.9, from: 0.0078125}
+    result: {format: bf16, mode: away, bias: 0.9, from: 0.125}
   transcendental:
     operands: {format: bf16}
-    result: {format: bf16, mode: away, bias: 0.9, from: 0.0078125}
+    result: {format: bf16, mode: away, bias: 0.9, from: 0.125}
   reduce:
     operands: {format: bf16}
-    result: {format: bf16, mode: away, bias: 0.9, from: 0.0078125}
+    result: {format: bf16, mode: away, bias: 0.9, from: 0.125}
 reject:
   - pattern: neg -> add => matmul
     how: crash

@@ -346,10 +346,6 @@ OpClass class_of(const OpDef& op) {
   return computes ? OpClass::kElementwise : OpClass::kMovement;
 }
 
-std::string_view op_class_name(OpClass op_class) {
-  return kClassNames[static_cast<size_t>(op_class)];
-}
-
 Result<Profile> parse_profile(const std::string& text, const std::string& source) {
   try {
     Profile profile = read_profile({source, "", YAML::Load(text)});

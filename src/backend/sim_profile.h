@@ -17,7 +17,6 @@ namespace npu::sim {
 enum class OpClass : uint8_t { kMatmul, kElementwise, kTranscendental, kReduce, kMovement };
 inline constexpr size_t kNumOpClasses = 5;
 OpClass class_of(const OpDef& op);
-std::string_view op_class_name(OpClass op_class);
 
 struct ClassRounding {
   Rounding operands, result;
