@@ -29,13 +29,14 @@ Graph neg_add_graph(bool product_behind) {
 // A plan on a simulator, compiled in children.
 struct Compiled {
   Compiled(const std::string& backend_name, const Graph& graph, PlanOptions options = {},
-           double seconds_limit = 60, int64_t memory_limit = 0)
+           double seconds_limit = 60, int64_t memory_limit = 0, bool adaptive_cut = false)
       : backend(make_backend(backend_name).take()) {
     CompileSettings settings;
     settings.cache_dir = cache.path();
     settings.worker = real_worker_argv();
     settings.seconds_limit = seconds_limit;
     settings.memory_limit_bytes = memory_limit;
+    settings.adaptive_cut = adaptive_cut;
     plan = make_plan({{"fwd", graph}}, *backend, options);
     report = compile_plan(plan, *backend, options.compile, settings);
   }
@@ -102,6 +103,18 @@ TEST(SimCompile, AMatmulBehindNegAddCrashesTheCompiler) {
   EXPECT_TRUE(compiled.part().on_host);
 }
 
+// Cut between the neg and the add, both compile.
+TEST(SimCompile, TheCutFindsAWayRoundARejection) {
+  for (const bool product_behind : {false, true}) {
+    Compiled compiled("sim:rbln", neg_add_graph(product_behind), without("fold_neg_add"), 60, 0,
+                      /*adaptive_cut=*/true);
+    const std::vector<PlannedPart>& parts = compiled.plan.graphs.at(0).parts;
+    EXPECT_GT(parts.size(), 1u);
+    for (const PlannedPart& part : parts) EXPECT_FALSE(part.on_host) << part.host_reason;
+    EXPECT_FALSE(compiled.report.cuts.empty());
+  }
+}
+
 TEST(SimCompile, PadsAreJoinedForFuriosa) {
   Builder b("g");
   b.output("y", ops::exp(ops::pad(b.input("x", {DType::kF32, {4, 4}}), {1, 0}, {0, 2})));
@@ -161,9 +174,11 @@ TEST(SimCompile, ChangedProfilesAreAnotherCompiler) {
   EXPECT_EQ(compiled.outcome().kind, Kind::kBuilt);
   publish_text(file.folder.path() / "chip.yaml", "name: chip\nmemory_bytes: 100000\n");
   compiled.backend = make_backend(file.backend()).take();
-  const auto runtime = compiled.open();
-  ASSERT_FALSE(runtime.ok());
-  EXPECT_NE(runtime.error().text().find("sim blob: must be made by sim "), std::string::npos);
+  const auto runtime = compiled.open().take();
+  const PlannedPart& part = runtime->plan().graph("g").parts.at(0);
+  EXPECT_TRUE(part.on_host);
+  EXPECT_NE(part.host_reason.find("sim blob: must be made by sim "), std::string::npos)
+      << part.host_reason;
 }
 
 TEST(SimRuntime, FaultsOfLoadingAndRunningAreErrors) {
@@ -173,7 +188,6 @@ TEST(SimRuntime, FaultsOfLoadingAndRunningAreErrors) {
     bool at_load;
   };
   const Case cases[] = {
-      {"when: load, kind: reject", "refuses the compiled part", ErrorKind::kBadInput, true},
       {"when: load, kind: crash", "the loader aborted", ErrorKind::kRetriable, true},
       {"when: load, kind: out-of-memory", "memory is exhausted", ErrorKind::kRetriable, true},
       {"when: run, kind: timeout", "timed out", ErrorKind::kRetriable, false},
@@ -199,6 +213,18 @@ TEST(SimRuntime, FaultsOfLoadingAndRunningAreErrors) {
     EXPECT_NE(error.text().find(c.what), std::string::npos) << error.text();
     EXPECT_NE(error.text().find("g.0"), std::string::npos) << "the part is named: " << error.text();
   }
+}
+
+TEST(SimRuntime, PartsRefusedAtLoadRunOnTheHost) {
+  const ProfileFile file("faults:\n  - {when: load, kind: reject}\n"), right("");
+  Compiled compiled(file.backend(), neg_add_graph(false)),
+      good(right.backend(), neg_add_graph(false));
+  const auto runtime = compiled.open().take();
+  const PlannedPart& part = runtime->plan().graph("g").parts.at(0);
+  EXPECT_TRUE(part.on_host);
+  EXPECT_NE(part.host_reason.find("refuses the compiled part"), std::string::npos);
+  const Tensor got = run_graph(*runtime, "g").at("y");
+  EXPECT_LE(difference(got, run_graph(*good.open().take(), "g").at("y")).rel_l2, 1e-6);
 }
 
 // `wrong` is the one fault that nothing reports: only a comparison finds it.
