@@ -50,6 +50,25 @@ TEST_F(Drift, MeasuresWhatSeparatesARunFromItsReference) {
   EXPECT_EQ(again.comparison.worst_grad_rel, 0);
 }
 
+// One micro-batch weighs more than as one of many: its gradients may overflow under the run's
+// scale.
+TEST_F(Drift, AScaleThatOverflowsIsNoDrift) {
+  const auto run = runner("cpu", DType::kF16);
+  DriftMonitor monitor([&] { return runner("cpu:reference", DType::kF16); });
+  TrainConfig config;
+  config.loss_scale = {LossScaleOptions::Mode::kDynamic, 0x1p40};
+  Trainer trainer(*run, golden.parameters(), config);
+  while (trainer.train_step({&golden.batch, 1}).take().overflow) {
+  }
+  const double scale = trainer.loss_scaler().scale();
+  EXPECT_LT(scale, 0x1p40);
+  for (const double factor : {1, 8, 64}) {
+    const DriftReport report =
+        monitor.measure(*run, trainer.parameters(), golden.batch, factor * scale).take();
+    EXPECT_TRUE(report.within(0.05)) << factor;
+  }
+}
+
 TEST_F(Drift, MeasuringLeavesTheRunAsItWas) {
   const auto run = runner("cpu", DType::kBF16);
   DriftMonitor monitor([&] { return runner("cpu:reference", DType::kBF16); });

@@ -249,7 +249,8 @@ class Loop {
                      std::to_string(trainer_.bad_steps_in_a_row()) + " steps in a row",
                  "", "a lower --lr, --warmup, or `npu-lora check` on this backend");
     }
-    watch_drift(micro_batches[0]);
+    // A step that overflowed changed nothing but the scale, which the next ones must find first.
+    if (!report.value().overflow) watch_drift(micro_batches[0]);
   }
 
   void watch_drift(const Batch& batch) {
