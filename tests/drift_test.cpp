@@ -31,6 +31,8 @@ TEST_F(Drift, MeasuresWhatSeparatesARunFromItsReference) {
   const std::vector<Parameter> parameters = golden.parameters();
   const auto same = runner("cpu", DType::kF32), rounded = runner("cpu", DType::kBF16);
   EXPECT_EQ(made, 0) << "the reference is made when it is needed";
+  monitor.prepare();
+  EXPECT_EQ(made, 1) << "or asked for";
 
   const DriftReport none = monitor.measure(*same, parameters, golden.batch, 1).take();
   EXPECT_EQ(none.comparison.loss_rel, 0);

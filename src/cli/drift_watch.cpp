@@ -36,7 +36,7 @@ DriftWatch::DriftWatch(const Options& options, const ModelConfig& config,
       trainer_(trainer),
       log_(log),
       monitor_([&config, &weights, &runner, session] {
-        Prepared prepared = prepare(config, reference_session(session));
+        Prepared prepared = npu::prepare(config, reference_session(session));
         compile(prepared);
         return load(config, std::move(prepared), *weights_of(runner, weights),
                     /*adopt_weights=*/true);
@@ -76,6 +76,10 @@ void DriftWatch::log_report(const DriftReport& report, const char* verdict) {
   log_.event("drift", fields, trainer_.step());
 }
 
+void DriftWatch::prepare() {
+  if (every_ > 0) monitor_.prepare();
+}
+
 Result<bool> DriftWatch::after_step(const Batch& batch) {
   if (every_ == 0 || trainer_.step() % every_ != 0 || loss_rows(batch).empty()) return true;
   const double scale = trainer_.loss_scaler().scale();
@@ -102,7 +106,10 @@ Result<bool> DriftWatch::move_until_within(const Batch& batch, double loss_scale
     return monitor_.measure_again(runner_, batch, loss_scale);
   };
   const auto groups = groups_to_move(candidates, limit_, measure);
-  if (!groups.ok()) return groups.error();
+  if (!groups.ok()) {
+    if (auto error = place(candidates, {})) return *error;
+    return groups.error();
+  }
   if (!groups.value()) {
     why_ += "; moving parts to the host does not help";
     return false;

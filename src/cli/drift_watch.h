@@ -20,8 +20,10 @@ class DriftWatch {
   DriftWatch(const Options& options, const ModelConfig& config, const SessionOptions& session,
              const WeightStore& weights, ModelRunner& runner, Trainer& trainer, RunLog& log);
 
+  // Builds the reference if there is something to measure. Errors are UserErrors.
+  void prepare();
   // After a step: measures on this micro-batch when it is due. False when the run must stop, being
-  // out of limit; why() says so. Errors are the devices'.
+  // out of limit; why() says so. Errors are the devices' and leave the placement as it was.
   Result<bool> after_step(const Batch& batch);
   const std::string& why() const { return why_; }
 

@@ -58,13 +58,17 @@ bool DriftReport::within(double limit) const {
   return comparison.pass({.loss_rel = kLossShare * limit, .grad_rel = limit});
 }
 
+void DriftMonitor::prepare() {
+  if (reference_ == nullptr) reference_ = make_reference_();
+}
+
 Result<DriftReport> DriftMonitor::measure(ModelRunner& runner,
                                           std::span<const Parameter> parameters, const Batch& batch,
                                           double loss_scale) {
   double seconds = 0;
   {
     const Stopwatch watch(seconds);
-    if (reference_ == nullptr) reference_ = make_reference_();
+    prepare();
     Result<RunResult> expected = gradients_of(*reference_, parameters, batch, loss_scale);
     if (!expected.ok()) return expected.error();
     expected_ = std::move(expected).take();

@@ -24,8 +24,10 @@ struct DriftReport {
 class DriftMonitor {
  public:
   using MakeRunner = std::function<std::unique_ptr<ModelRunner>()>;
-  // `make_reference` is called at the first measurement.
+  // `make_reference` is called by prepare(), or at the first measurement.
   explicit DriftMonitor(MakeRunner make_reference) : make_reference_(std::move(make_reference)) {}
+
+  void prepare();
 
   // Loss and gradients of `batch` with these parameters on both. The parameters are only read;
   // `runner`'s adapter is set from them. Errors are the devices'.

@@ -29,13 +29,13 @@ class Device:
     def report(self, *words, expect=0):
         return json.loads(self.command(*words, "--json", expect=expect).stdout)
 
-    def train(self, *more, expect=0, backend=None):
+    def train(self, *more, expect=0, backend=None, save_every=1):
         data = write_jsonl(self.folder / "rows.jsonl", [
             {"input_ids": [2 + (7 * i + j) % 500 for j in range(24)],
              "labels": [2 + (7 * i + j) % 500 for j in range(24)]} for i in range(8)])
         out = self.out if backend is None else self.folder / "other"
         return self.command("train", "--data", data, "--out", out, "--steps", STEPS,
-                            "--save-every", 1, *more, expect=expect, backend=backend)
+                            "--save-every", save_every, *more, expect=expect, backend=backend)
 
     def losses(self, out=None):
         return [r["loss"] for r in step_records((out or self.out) / "train_log.jsonl")]
@@ -44,7 +44,7 @@ class Device:
         return list((self.out / "checkpoints").iterdir())
 
     def trains_as_on_the_cpu(self):
-        self.train(backend="cpu")
+        self.train("--overwrite", backend="cpu")
         assert len(self.losses()) == STEPS
         for ours, cpu in zip(self.losses(), self.losses(self.folder / "other")):
             assert abs(ours - cpu) < 1e-3
@@ -128,6 +128,39 @@ def test_run_fault(device, kind, words):
     done = chip.train("--on-device-error", "host")
     assert words in done.stderr and "moves to the host" in done.stderr
     assert any(r.get("event") == "moved_to_host" for r in read_jsonl(chip.out / "train_log.jsonl"))
+    chip.trains_as_on_the_cpu()
+
+
+# Device calls that are no training step: options, a call of a part that falls there, and the step
+# before. Steps make two calls a part of the layers, an evaluation of four batches eight.
+BESIDE_STEPS = {
+    "evaluation": (["--eval-every", 2], 7, 2),
+    "measurement": (["--drift-every", 1], 3, 1),
+}
+
+
+@pytest.mark.parametrize("what", BESIDE_STEPS)
+def test_run_fault_beside_the_steps(device, what):
+    options, launch, step = BESIDE_STEPS[what]
+    fault = f'faults: [{{when: run, kind: timeout, part: "sigmoid(", launch: {launch}}}]\n'
+    chip = device(fault)
+    ids = list(range(2, 26))
+    eval_data = write_jsonl(chip.folder / "eval.jsonl", 4 * [{"input_ids": ids, "labels": ids}])
+    options = [*options, "--eval-data", eval_data]
+    done = chip.train(*options, save_every=0, expect=RETRIABLE)
+    assert "timed out" in done.stderr.strip().splitlines()[-1]
+    assert [p.name for p in chip.checkpoints()] == [f"step-{step}"]
+    # On a device that is well again the run goes on from there.
+    device("").train(*options, "--resume", "auto", save_every=0)
+    chip.trains_as_on_the_cpu()
+    # Asked to, it goes on at once, and no step or evaluation is missing.
+    device(fault).train(*options, "--on-device-error", "host", "--overwrite")
+    log = read_jsonl(chip.out / "train_log.jsonl")
+    moved = next(i for i, e in enumerate(log) if e.get("event") == "moved_to_host")
+    assert log[moved]["group"] == "fwd"
+    assert len([e for e in log[:moved] if "event" not in e]) == step
+    evaluated = [e["step"] for e in log if e.get("event") == "eval"]
+    assert evaluated == ([2, 3] if what == "evaluation" else [3])
     chip.trains_as_on_the_cpu()
 
 
