@@ -32,7 +32,9 @@ constexpr OptionSpec kTable[] = {
      "groups that run on the host: fwd,bwd,rms,rms-bwd,ce-stats,ce-grad, or none, or auto: by "
      "measured error and time [backend's own]"},
     {"on-device-error", kText, "stop", "WHAT", "train",
-     "stop with a checkpoint, or host: move the group that failed to the host and go on"},
+     "stop with a checkpoint, or host: move the group that failed to the host and go on, unless "
+     "the "
+     "device is lost with the weights in its own memory"},
     {"numerics", kText, "hf", "MODE", kRuns,
      "where activations round: hf (after each op, as transformers), vllm (RoPE, SwiGLU and the "
      "residual norm once) or fp32 (nowhere); see docs/numerics.md"},
@@ -82,7 +84,7 @@ constexpr OptionSpec kTable[] = {
      "stop after this many non-finite steps in a row"},
     {"loss-scale", kText, "auto", "auto|N|off", "train",
      "factor on the loss before the backward pass: auto (for f16 activations: from 65536, halved "
-     "when a gradient overflows, doubled after 2,000 good steps), a fixed number, or off"},
+     "when a gradient overflows, doubled after 2,000 good steps), a fixed power of two, or off"},
     {"drift-every", kInteger, "0", "N", "train",
      "every N steps run a micro-batch on the reference too and log loss gap and gradient error; "
      "0 = never"},

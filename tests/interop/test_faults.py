@@ -16,8 +16,8 @@ STEPS = 3
 class Device:
     """A simulated device with a fault, and the commands under test on it."""
 
-    def __init__(self, run, folder, profile, model=TINY, options=()):
-        (folder / "chip.yaml").write_text("name: chip\nmemory: device\n" + profile)
+    def __init__(self, run, folder, profile, model=TINY, options=(), memory="device"):
+        (folder / "chip.yaml").write_text(f"name: chip\nmemory: {memory}\n" + profile)
         self.run, self.folder, self.options = run, folder, options
         self.model, self.out = model, folder / "out"
         self.backend = f"sim:{folder / 'chip.yaml'}"
@@ -110,24 +110,36 @@ def test_load_refused(device):
     chip.trains_as_on_the_cpu()
 
 
-@pytest.mark.parametrize("kind, words", [("timeout", "timed out"), ("lost", "device is lost")])
-def test_run_fault(device, kind, words):
+@pytest.mark.parametrize("kind, words, memory", [
+    ("timeout", "timed out", "device"), ("lost", "device is lost", "host"),
+    ("lost", "device is lost", "device")])
+def test_run_fault(device, kind, words, memory):
     # The first call of a check; the second step of a training run of two layers.
-    once = device(f'faults: [{{when: run, kind: {kind}, part: "sigmoid(", launch: 1}}]\n')
+    once = device(f'faults: [{{when: run, kind: {kind}, part: "sigmoid(", launch: 1}}]\n',
+                  memory=memory)
     for command in (["check"], ["diagnose", "compare-parts"]):
         done = once.command(*command, expect=RETRIABLE)
         last = done.stderr.strip().splitlines()[-1]
         assert words in last and "layer_" in last, last
-    chip = device(f'faults: [{{when: run, kind: {kind}, part: "sigmoid(", launch: 4}}]\n')
+    chip = device(f'faults: [{{when: run, kind: {kind}, part: "sigmoid(", launch: 4}}]\n',
+                  memory=memory)
     done = chip.train(expect=RETRIABLE)
     assert words in done.stderr.strip().splitlines()[-1]
     assert chip.checkpoints()
     assert not (chip.out / "adapter_config.json").exists()
     # Asked to, it goes on without the device, and says so.
     shutil.rmtree(chip.out)
-    done = chip.train("--on-device-error", "host")
-    assert words in done.stderr and "moves to the host" in done.stderr
-    assert any(r.get("event") == "moved_to_host" for r in read_jsonl(chip.out / "train_log.jsonl"))
+    gone = kind == "lost" and memory == "device"  # and the weights with it
+    done = chip.train("--on-device-error", "host", expect=RETRIABLE if gone else 0)
+    log = read_jsonl(chip.out / "train_log.jsonl")
+    moved = [e for e in log if e.get("event") == "moved_to_host"]
+    if gone:
+        last = done.stderr.strip().splitlines()[-1]
+        assert words in last and "in its own memory" in last and "--resume auto" in last
+        assert not moved and chip.checkpoints()
+        device("").train("--resume", "auto")  # on a device that answers again
+    else:
+        assert words in done.stderr and "moves to the host" in done.stderr and moved
     chip.trains_as_on_the_cpu()
 
 
