@@ -255,12 +255,11 @@ class Loop {
                      std::to_string(trainer_.bad_steps_in_a_row()) + " steps in a row",
                  "", "a lower --lr, --warmup, or `npu-lora check` on this backend");
     }
-    // A step that overflowed changed nothing but the scale, which the next ones must find first.
-    if (!report.overflow) watch_drift(micro_batches[0]);
+    watch_drift(micro_batches[0], report.overflow);
   }
 
-  void watch_drift(const Batch& batch) {
-    if (on_device([&] { return drift_.after_step(batch); }).take()) return;
+  void watch_drift(const Batch& batch, bool overflow) {
+    if (on_device([&] { return drift_.after_step(batch, overflow); }).take()) return;
     fail(ErrorKind::kCheckFailed, "--drift-limit", "the run drifts from the reference",
          drift_.why(), "`npu-lora check` names the part group; --drift-action host moves it");
   }

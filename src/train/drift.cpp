@@ -58,6 +58,11 @@ bool DriftReport::within(double limit) const {
   return comparison.pass({.loss_rel = kLossShare * limit, .grad_rel = limit});
 }
 
+bool DriftReport::gross() const {
+  if (!comparison.finite) return reference_finite;
+  return comparison.worst_grad_rel > 0.5 || comparison.loss_rel > 0.05;
+}
+
 void DriftMonitor::prepare() {
   if (reference_ == nullptr) reference_ = make_reference_();
 }
@@ -85,6 +90,7 @@ Result<DriftReport> DriftMonitor::measure_again(ModelRunner& runner, const Batch
   const Result<RunResult> run = gradients_of(runner, expected_.parameters, batch, loss_scale);
   if (!run.ok()) return run.error();
   report.comparison = compare_runs(run.value(), expected_);
+  report.reference_finite = std::isfinite(expected_.loss) && finite_gradients(expected_);
   return report;
 }
 

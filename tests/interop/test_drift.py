@@ -35,7 +35,7 @@ def train(run, rows, tmp_path):
 
 def test_logged_every_n_steps(train):
     _, events = train("--drift-every", 2)
-    assert [e["step"] for e in events["drift"]] == [2, 4, 6]
+    assert [e["step"] for e in events["drift"]] == [1, 2, 4, 6]
     for event in events["drift"]:
         assert event["verdict"] == "pass" and 0 <= event["worst_grad_rel"] < 0.05
         assert event["min_cosine"] > 0.99 and abs(event["loss_gap"]) < 0.01
@@ -73,11 +73,24 @@ def test_stop_leaves_a_checkpoint_that_continues(train, tmp_path):
     done, events = train(*limit, expect=1)
     assert "the run drifts from the reference; got loss" in done.stderr
     assert events["drift"][-1]["verdict"] == "stop"
-    assert [p.name for p in (tmp_path / "out/checkpoints").iterdir()] == ["step-3"]
+    assert [p.name for p in (tmp_path / "out/checkpoints").iterdir()] == ["step-1"]
     _, events = train(*limit, "--drift-action", "warn", "--resume", "auto")
     assert [e["step"] for e in events["step"]] == [1, 2, 3, 4, 5, 6]
     assert events["drift"][-1]["verdict"] == "warn"
     assert (tmp_path / "out/adapter_model.safetensors").exists()
+
+
+def test_auto_measures_once_where_the_device_is_not_cpu(train):
+    _, events = train()
+    assert "drift" not in events
+    _, events = train(backend="sim:furiosa", out="device")
+    assert [(e["step"], e["verdict"]) for e in events["drift"]] == [(1, "pass")]
+    # Rounding beyond the limit is said and logged; only what no rounding explains ends the run.
+    done, events = train("--host-parts", "none", backend="sim:rbln", out="coarse")
+    assert [(e["step"], e["verdict"]) for e in events["drift"]] == [(1, "warn")]
+    assert "off the reference at step 1" in done.stderr
+    _, events = train("--drift-every", 0, backend="sim:rbln", out="never")
+    assert "drift" not in events
 
 
 def test_host_that_does_not_help_stops(train):

@@ -188,6 +188,11 @@ def test_wrong_result(device, part, group):
     assert {p["group"] for p in parts["parts"] if not p["pass"]} >= {group}
     right = {p["part"] for p in parts["parts"] if p["pass"]}
     assert "final_norm.0" in right, "parts without the fault are not accused"
+    # Training sees it at its first step, unasked.
+    done = chip.train(expect=CHECK_FAILED)
+    assert "the run drifts from the reference" in done.stderr.strip().splitlines()[-1]
+    assert [p.name for p in chip.checkpoints()] == ["step-1"]
+    assert not (chip.out / "adapter_config.json").exists()
 
 
 def test_wrong_part_is_blamed_on_its_group(device):
@@ -273,7 +278,9 @@ def test_training_stops_on_overflow(device, run, tmp_path):
     save_file(tensors | {name: tensors[name] * 1e7}, model / "model.safetensors",
               metadata={"format": "pt"})
     chip = device("rounding:\n  matmul: {result: {format: f16}}\n", model=model)
-    done = chip.train("--max-bad-steps", 2, expect=BAD)
+    done = chip.train(expect=CHECK_FAILED)
+    assert "not all finite" in done.stderr.strip().splitlines()[-1]
+    done = chip.train("--max-bad-steps", 2, "--drift-every", 0, "--overwrite", expect=BAD)
     assert "not finite" in done.stderr.strip().splitlines()[-1]
     assert chip.checkpoints()
     assert not (chip.out / "adapter_config.json").exists()
