@@ -107,7 +107,18 @@ std::string options_digest(const Options& options, const LoraSpec& lora, int64_t
         "betas", "eps", "grad-clip", "seed", "packing", "train-on", "numerics", "loss-scale"}) {
     text << " " << name << "=" << options.text(name);
   }
+  // How parts are cut and which passes ran decides where a device rounds.
+  text << " max-mm=" << (options.has("max-mm") ? options.text("max-mm") : "backend");
+  for (const std::string& name : session.plan.passes.disabled) text << " disable-pass=" << name;
   return text.str();
+}
+
+// The groups on the host, in a fixed order.
+std::vector<std::string> placement_groups(const SessionOptions& session) {
+  if (session.host_groups) return {session.host_groups->begin(), session.host_groups->end()};
+  std::vector<std::string> groups = make_backend(session.backend).take()->traits().host_parts;
+  std::sort(groups.begin(), groups.end());
+  return groups;
 }
 
 struct Run {
@@ -198,6 +209,7 @@ class Loop {
         drift_(run.options, run.model.config, session, *run.model.weights, runner, trainer, log) {
     info_.data_sha256 = run.content_digest();
     info_.options_digest = options_digest(run.options, run.lora, run.config.steps, session);
+    info_.placement = placement_groups(session);
   }
 
   void resume(const fs::path& checkpoint) {
@@ -359,6 +371,12 @@ int cmd_train(const Options& options) {
   }
   SessionOptions session = training_session(options, run.lora, run.model.config, &batcher,
                                             !run.data.held_out.rows.empty());
+  if (checkpoint && session.auto_placement) {
+    // The run goes on where it was, whatever the evidence says by now.
+    const std::vector<std::string> groups = checkpoint_placement(*checkpoint);
+    session.host_groups.emplace(groups.begin(), groups.end());
+    session.auto_placement = false;
+  }
   resolve_placement(run.model.config, session, *run.model.weights);
   run.config.loss_scale =
       parse_loss_scale(options.text("loss-scale"), session.graphs.layer.compute_dtype());

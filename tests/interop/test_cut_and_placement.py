@@ -134,3 +134,21 @@ def test_auto_finds_a_placement_that_passes_and_keeps_its_evidence(run, tmp_path
     # Elsewhere nothing is known, which is said.
     undecided = run("plan", *where[:-4], "--host-parts", "auto", "--cache-dir", tmp_path / "other")
     assert "decided at the first run" in undecided.stderr
+
+
+def test_a_resumed_run_keeps_its_placement(run, data, tmp_path):
+    """What changes a device's arithmetic belongs to the checkpoint, evidence or not."""
+    out = tmp_path / "out"
+    fault = "faults: [{when: run, kind: timeout, launch: 3}]\n"
+    backend = profile(tmp_path, "chip", fault)
+    here = ("--host-parts", "fwd,rms")
+    train(run, data, out, backend, *here, expect=75)
+    profile(tmp_path, "chip")
+    for other, words in ((("--host-parts", "none"), "--host-parts fwd,rms"),
+                         ((*here, "--max-mm", 1), "max-mm=1"),
+                         ((*here, "--disable-pass", "algebra"), "disable-pass=algebra")):
+        _, _, done = train(run, data, out, backend, *other, "--resume", "auto", expect=42)
+        assert words in done.stderr.strip().splitlines()[-1]
+    # With auto the groups of the checkpoint are taken; nothing is measured.
+    train(run, data, out, backend, "--host-parts", "auto", "--resume", "auto")
+    assert not (tmp_path / "cache" / "placement").exists()
