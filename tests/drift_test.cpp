@@ -97,6 +97,23 @@ TEST_F(Drift, NotFiniteIsNeverWithin) {
   EXPECT_FALSE(report.within(10));
 }
 
+// Coarse arithmetic is not gross; a wrong result is, and so is a NaN that is the device's own.
+TEST(DriftReportTest, GrossIsWhatNoRoundingExplains) {
+  const auto gross = [](double grad, double loss, bool finite, bool reference_finite) {
+    DriftReport report;
+    report.comparison.worst_grad_rel = grad;
+    report.comparison.loss_rel = loss;
+    report.comparison.finite = finite;
+    report.reference_finite = reference_finite;
+    return report.gross();
+  };
+  EXPECT_FALSE(gross(0.15, 0.01, true, true));
+  EXPECT_TRUE(gross(0.6, 0.01, true, true));
+  EXPECT_TRUE(gross(0.15, 0.06, true, true));
+  EXPECT_TRUE(gross(0, 0, false, true));
+  EXPECT_FALSE(gross(0, 0, false, false));
+}
+
 // The reference uses the run's weights where they lie: same bits, and no second copy.
 TEST_F(Drift, ReferenceSharesTheWeights) {
   const auto run = runner("cpu", DType::kF32);
