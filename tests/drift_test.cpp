@@ -31,6 +31,8 @@ TEST_F(Drift, MeasuresWhatSeparatesARunFromItsReference) {
   const std::vector<Parameter> parameters = golden.parameters();
   const auto same = runner("cpu", DType::kF32), rounded = runner("cpu", DType::kBF16);
   EXPECT_EQ(made, 0) << "the reference is made when it is needed";
+  monitor.prepare();
+  EXPECT_EQ(made, 1) << "or asked for";
 
   const DriftReport none = monitor.measure(*same, parameters, golden.batch, 1).take();
   EXPECT_EQ(none.comparison.loss_rel, 0);
@@ -48,6 +50,25 @@ TEST_F(Drift, MeasuresWhatSeparatesARunFromItsReference) {
   EXPECT_NEAR(scaled.comparison.worst_grad_rel / some.comparison.worst_grad_rel, 1, 1e-3);
   const DriftReport again = monitor.measure_again(*same, golden.batch, 1024).take();
   EXPECT_EQ(again.comparison.worst_grad_rel, 0);
+}
+
+// One micro-batch weighs more than as one of many: its gradients may overflow under the run's
+// scale.
+TEST_F(Drift, AScaleThatOverflowsIsNoDrift) {
+  const auto run = runner("cpu", DType::kF16);
+  DriftMonitor monitor([&] { return runner("cpu:reference", DType::kF16); });
+  TrainConfig config;
+  config.loss_scale = {LossScaleOptions::Mode::kDynamic, 0x1p40};
+  Trainer trainer(*run, golden.parameters(), config);
+  while (trainer.train_step({&golden.batch, 1}).take().overflow) {
+  }
+  const double scale = trainer.loss_scaler().scale();
+  EXPECT_LT(scale, 0x1p40);
+  for (const double factor : {1, 8, 64}) {
+    const DriftReport report =
+        monitor.measure(*run, trainer.parameters(), golden.batch, factor * scale).take();
+    EXPECT_TRUE(report.within(0.05)) << factor;
+  }
 }
 
 TEST_F(Drift, MeasuringLeavesTheRunAsItWas) {
@@ -74,6 +95,23 @@ TEST_F(Drift, NotFiniteIsNeverWithin) {
   const DriftReport report = monitor.measure(*run, parameters, golden.batch, 1).take();
   EXPECT_FALSE(report.comparison.finite);
   EXPECT_FALSE(report.within(10));
+}
+
+// Coarse arithmetic is not gross; a wrong result is, and so is a NaN that is the device's own.
+TEST(DriftReportTest, GrossIsWhatNoRoundingExplains) {
+  const auto gross = [](double grad, double loss, bool finite, bool reference_finite) {
+    DriftReport report;
+    report.comparison.worst_grad_rel = grad;
+    report.comparison.loss_rel = loss;
+    report.comparison.finite = finite;
+    report.reference_finite = reference_finite;
+    return report.gross();
+  };
+  EXPECT_FALSE(gross(0.15, 0.01, true, true));
+  EXPECT_TRUE(gross(0.6, 0.01, true, true));
+  EXPECT_TRUE(gross(0.15, 0.06, true, true));
+  EXPECT_TRUE(gross(0, 0, false, true));
+  EXPECT_FALSE(gross(0, 0, false, false));
 }
 
 // The reference uses the run's weights where they lie: same bits, and no second copy.

@@ -26,7 +26,7 @@ TEST(LossScale, OptionNamesItsForms) {
   EXPECT_EQ(parse_loss_scale("off", DType::kF16).mode, kOff);
   EXPECT_EQ(parse_loss_scale("1024", DType::kF32).mode, kFixed);
   EXPECT_EQ(parse_loss_scale("1024", DType::kF32).initial, 1024);
-  for (const char* bad : {"", "0", "-1", "1e40", "nan", "inf", "2x", "on"}) {
+  for (const char* bad : {"", "0", "-1", "1e40", "nan", "inf", "2x", "on", "1000", "1000.1", "3"}) {
     EXPECT_THROW(parse_loss_scale(bad, DType::kF16), UserError) << bad;
   }
 }

@@ -10,6 +10,7 @@
 #include "golden_fixture.h"
 #include "train/device_errors.h"
 #include "train/placement.h"
+#include "train/trainer.h"
 
 namespace npu {
 namespace {
@@ -280,8 +281,11 @@ struct FailingRun {
     runner = load(golden.model.config, std::move(prepared), *golden.model.weights);
   }
   Result<StepReport> step(Trainer& trainer) {
-    return step_moving_failures(
-        trainer, runner->runtime(), {&golden.batch, 1},
+    return moving_failures(
+        runner->runtime(),
+        [&] {
+          return trainer.train_step({&golden.batch, 1});
+        },
         [&](const std::string& group, const Error&) { moved.push_back(group); });
   }
   std::vector<double> losses(int steps) {

@@ -311,6 +311,7 @@ TEST(SimFaults, OfRunning) {
     ASSERT_FALSE(lost.ok());
     EXPECT_EQ(lost.error().kind, ErrorKind::kRetriable);
     EXPECT_EQ(lost.error().what, "the device is lost");
+    EXPECT_TRUE(dying.device->lost());
   }
 
   Opened lying("faults:\n  - {when: run, kind: wrong}\n");
@@ -319,6 +320,25 @@ TEST(SimFaults, OfRunning) {
   EXPECT_EQ(wrong[0].values<float>()[1], 1);
   const auto bf16 = lying.run(unary(ops::exp, DType::kBF16), {Tensor(DType::kBF16, {4})}).take();
   EXPECT_EQ(element(bf16[0], 2), -1);
+}
+
+// What lay in the memory of a lost device is gone; the host's own memory is not.
+TEST(SimFaults, ALostDeviceTakesItsMemoryAlong) {
+  const Graph part = unary(ops::exp);
+  const float ones[] = {1, 1, 1, 1};
+  for (const bool host_memory : {false, true}) {
+    Opened dying("memory: " + std::string(host_memory ? "host" : "device") +
+                 "\nfaults:\n  - {when: run, kind: lost}\n");
+    const auto buffer = dying.device->allocate(sizeof ones).take();
+    dying.device->upload(*buffer, std::as_bytes(std::span(ones)));
+    Tensor read(DType::kF32, {4});
+    dying.device->download({read.mutable_data(), read.bytes()}, *buffer);
+    EXPECT_EQ(read.values<float>()[3], 1);
+    ASSERT_FALSE(dying.run(part, {Tensor(DType::kF32, {4})}).ok());
+    dying.device->upload(*buffer, std::as_bytes(std::span(ones)));
+    dying.device->download({read.mutable_data(), read.bytes()}, *buffer);
+    EXPECT_EQ(std::isnan(read.values<float>()[3]), !host_memory);
+  }
 }
 
 TEST(SimFaults, OfTheLaunchThatWasChosen) {

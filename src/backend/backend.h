@@ -83,6 +83,10 @@ class Device {
                                 std::span<Buffer* const> outputs) = 0;
   virtual std::optional<Error> wait(Ticket ticket) = 0;
 
+  // True once it answers no more. What lies in memory of its own is then gone too: download gives
+  // nothing that may be used.
+  virtual bool lost() const { return false; }
+
   // What the last finished call took by the device's own clock; nothing where only the wall knows.
   virtual std::optional<double> last_call_seconds() const { return std::nullopt; }
 };

@@ -165,6 +165,7 @@ class SimDevice : public Device {
                         std::span<Buffer* const> outputs) override;
   std::optional<Error> wait(Ticket ticket) override;
   std::optional<double> last_call_seconds() const override { return last_seconds_; }
+  bool lost() const override { return lost_; }
 
  private:
   Error out_of_memory(int64_t wanted) const;
@@ -173,7 +174,8 @@ class SimDevice : public Device {
                std::span<Buffer* const> outputs);
   // Counts the call, and does what the profile plants in it.
   void after_call(SimExecutable& executable, std::span<Buffer* const> outputs);
-  Error lost() const;
+  Error lost_error() const;
+  bool memory_is_gone() const { return lost_ && !profile_->host_memory; }
 
   std::shared_ptr<const Profile> profile_;
   std::string where_;
@@ -185,7 +187,7 @@ class SimDevice : public Device {
   Ticket last_ticket_ = 0;
   std::optional<double> last_seconds_;
   std::vector<std::pair<Ticket, Error>> failed_;  // until they are waited for
-  bool lost_ = false;
+  std::atomic<bool> lost_ = false;
 };
 
 Error SimDevice::out_of_memory(int64_t wanted) const {
@@ -195,7 +197,7 @@ Error SimDevice::out_of_memory(int64_t wanted) const {
           "use a smaller --batch or --seq-len"};
 }
 
-Error SimDevice::lost() const {
+Error SimDevice::lost_error() const {
   return {ErrorKind::kRetriable, where_, "the device is lost", "no answer",
           "open it again: a resumed run continues from the last checkpoint"};
 }
@@ -285,11 +287,16 @@ std::shared_ptr<Buffer> SimDevice::view(std::shared_ptr<Buffer> whole, size_t of
 
 void SimDevice::upload(Buffer& to, std::span<const std::byte> from) {
   NPU_CHECK(from.size() <= to.bytes(), "upload is larger than its buffer");
+  if (memory_is_gone()) return;
   if (!from.empty()) std::memcpy(data_of(to), from.data(), from.size());
 }
 
 void SimDevice::download(std::span<std::byte> to, Buffer& from) {
   NPU_CHECK(to.size() <= from.bytes(), "download is larger than its buffer");
+  if (memory_is_gone()) {
+    std::ranges::fill(to, std::byte{0xff});  // NaN, so that nobody goes on with it unnoticed
+    return;
+  }
   if (!to.empty()) std::memcpy(to.data(), data_of(from), to.size());
 }
 
@@ -298,7 +305,7 @@ Result<Device::Ticket> SimDevice::submit(Executable& executable, std::span<Buffe
   auto* loaded = dynamic_cast<SimExecutable*>(&executable);
   NPU_CHECK(loaded != nullptr, "the executable is of another device");
   const std::lock_guard lock(mutex_);
-  if (lost_) return lost();
+  if (lost_) return lost_error();
   std::vector<SimBuffer> views;
   views.reserve(inputs.size() + outputs.size());
   std::vector<Buffer*> pointers;
@@ -340,7 +347,7 @@ void SimDevice::after_call(SimExecutable& executable, std::span<Buffer* const> o
       }
     } else if (fault->kind == Failure::kLost) {
       lost_ = true;
-      failed_.emplace_back(last_ticket_, lost());
+      failed_.emplace_back(last_ticket_, lost_error());
     } else {
       failed_.emplace_back(last_ticket_,
                            Error{ErrorKind::kRetriable, where_, "the call timed out",

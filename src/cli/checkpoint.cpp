@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "io/json.h"
 #include "io/safetensors.h"
+#include "train/model_graphs.h"
 
 namespace npu {
 namespace {
@@ -48,6 +49,12 @@ T field(const Json& json, const char* name, const fs::path& file) {
   }
 }
 
+std::string joined(const std::vector<std::string>& groups) {
+  std::string text;
+  for (const std::string& group : groups) text += (text.empty() ? "" : ",") + group;
+  return text.empty() ? "none" : text;
+}
+
 }  // namespace
 
 void save_checkpoint(const fs::path& out_directory, const Trainer& trainer,
@@ -64,6 +71,7 @@ void save_checkpoint(const fs::path& out_directory, const Trainer& trainer,
                      {"epoch", info.position.epoch},
                      {"batch_in_epoch", info.position.batch_in_epoch},
                      {"tokens", info.tokens},
+                     {"placement", info.placement},
                      {"host_groups", info.host_groups},
                      {"data_sha256", info.data_sha256},
                      {"options", info.options_digest},
@@ -88,6 +96,17 @@ std::optional<fs::path> find_checkpoint(const fs::path& out_directory, const std
   const std::vector<int64_t> steps = checkpoint_steps(out_directory / "checkpoints");
   if (steps.empty()) return std::nullopt;
   return checkpoint_path(out_directory, steps.back());
+}
+
+std::vector<std::string> checkpoint_placement(const fs::path& directory) {
+  const fs::path file = directory / "state.json";
+  const auto groups = field<std::vector<std::string>>(read_json_file(file), "placement", file);
+  for (const std::string& group : groups) {
+    if (std::ranges::find(kPlacementGroups, group) == kPlacementGroups.end()) {
+      fail_input(file.string(), "unknown group in placement", "'" + group + "'");
+    }
+  }
+  return groups;
 }
 
 CheckpointInfo load_checkpoint(const fs::path& directory, Trainer& trainer,
@@ -122,6 +141,12 @@ CheckpointInfo load_checkpoint(const fs::path& directory, Trainer& trainer,
   if (info.options_digest != expected.options_digest) {
     fail_input(directory.string(), "the checkpoint was written with other options",
                info.options_digest, "now " + expected.options_digest);
+  }
+  info.placement = checkpoint_placement(directory);
+  if (info.placement != expected.placement) {
+    fail_input(directory.string(), "the checkpoint was written with other groups on the host",
+               joined(info.placement) + ", now " + joined(expected.placement),
+               "resume with --host-parts " + joined(info.placement));
   }
   const fs::path tensors = directory / "state.safetensors";
   const SafetensorsFile state = SafetensorsFile::open(tensors);

@@ -18,6 +18,7 @@ struct CheckpointInfo {
   int64_t updates = 0;
   Batcher::Position position;
   double tokens = 0;                     // counter of the log
+  std::vector<std::string> placement;    // groups on the host when the run began
   std::vector<std::string> host_groups;  // moved to the host while running
   std::string data_sha256;               // of the tokenised rows and the model's weights
   std::string options_digest;            // of the options that change the mathematics
@@ -29,7 +30,10 @@ void save_checkpoint(const fs::path& out_directory, const Trainer& trainer,
 // The newest checkpoint in OUT/checkpoints, or nothing. `wanted` is auto or a checkpoint directory.
 std::optional<fs::path> find_checkpoint(const fs::path& out_directory, const std::string& wanted);
 
-// Restores the trainer. Data or options of another run are a kBadInput UserError.
+// The groups on the host of the run that wrote it, which --host-parts auto goes on with.
+std::vector<std::string> checkpoint_placement(const fs::path& directory);
+
+// Restores the trainer. Data, placement or options of another run are a kBadInput UserError.
 CheckpointInfo load_checkpoint(const fs::path& directory, Trainer& trainer,
                                const CheckpointInfo& expected);
 

@@ -123,7 +123,7 @@ std::vector<std::vector<double>> choice_log_probs(ModelRunner& runner, const Tok
   }
   if (cut > 0)
     log_warn("eval", std::to_string(cut) + " prompts were cut at their start to --seq-len");
-  const auto scores = score_documents(runner, documents, progress);
+  const auto scores = score_documents(runner, documents, progress).take();
   std::vector<std::vector<double>> log_probs(rows.size());
   for (size_t r = 0; r < rows.size(); ++r) {
     for (size_t c = 0; c < choices.size(); ++c) {
@@ -193,7 +193,7 @@ Evaluation evaluate_keywords(const Options& options, ModelRunner& runner,
     for (const size_t r : open) {
       documents.push_back({sequences[r], {{static_cast<int32_t>(sequences[r].size()) - 1, 0}}});
     }
-    const auto scores = score_documents(runner, documents);
+    const auto scores = score_documents(runner, documents).take();
     std::vector<size_t> still_open;
     for (size_t i = 0; i < open.size(); ++i) {
       const int32_t token = scores[i][0].argmax;
@@ -233,7 +233,7 @@ Evaluation evaluate_loss(const Options& options, ModelRunner& runner, const Data
     kept.push_back(&row);
   }
   Evaluation out;
-  const auto scores = score_documents(runner, documents, progress_bar(options));
+  const auto scores = score_documents(runner, documents, progress_bar(options)).take();
   for (size_t d = 0; d < scores.size(); ++d) {
     Json row = {{"where", kept[d]->where}, {"token_log_probs", Json::array()}};
     for (const TokenScore& score : scores[d]) {

@@ -107,7 +107,18 @@ std::string options_digest(const Options& options, const LoraSpec& lora, int64_t
         "betas", "eps", "grad-clip", "seed", "packing", "train-on", "numerics", "loss-scale"}) {
     text << " " << name << "=" << options.text(name);
   }
+  // How parts are cut and which passes ran decides where a device rounds.
+  text << " max-mm=" << (options.has("max-mm") ? options.text("max-mm") : "backend");
+  for (const std::string& name : session.plan.passes.disabled) text << " disable-pass=" << name;
   return text.str();
+}
+
+// The groups on the host, in a fixed order.
+std::vector<std::string> placement_groups(const SessionOptions& session) {
+  if (session.host_groups) return {session.host_groups->begin(), session.host_groups->end()};
+  std::vector<std::string> groups = make_backend(session.backend).take()->traits().host_parts;
+  std::sort(groups.begin(), groups.end());
+  return groups;
 }
 
 struct Run {
@@ -198,6 +209,7 @@ class Loop {
         drift_(run.options, run.model.config, session, *run.model.weights, runner, trainer, log) {
     info_.data_sha256 = run.content_digest();
     info_.options_digest = options_digest(run.options, run.lora, run.config.steps, session);
+    info_.placement = placement_groups(session);
   }
 
   void resume(const fs::path& checkpoint) {
@@ -208,9 +220,22 @@ class Loop {
     log_.event("resume", {{"checkpoint", checkpoint.string()}}, trainer_.step());
   }
 
+  // Whatever ends it early leaves a checkpoint. What was not finished did not happen, so that a
+  // resumed run does it again.
   int run() {
+    try {
+      return steps_and_evaluations();
+    } catch (const UserError&) {
+      save_in_need();
+      throw;
+    }
+  }
+
+ private:
+  int steps_and_evaluations() {
     const int64_t steps = trainer_.config().steps;
     const int64_t save_every = run_.options.integer("save-every");
+    if (trainer_.step() < steps) drift_.prepare();  // what can't be built must not fail hours later
     evaluate_when_due();  // a resumed run may have been stopped before or while it did
     while (trainer_.step() < steps) {
       if (const int signal = stop_signal(); signal != 0) {
@@ -222,50 +247,41 @@ class Loop {
       if (save_every > 0 && step % save_every == 0 && step < steps) save();
       evaluate_when_due();
     }
-    // What follows may fail (a full disk, a lost device); --resume auto then repeats only that.
+    // What follows may be killed; --resume auto then repeats only that.
     save();
     return evaluate() ? 0 : 128 + stop_signal();
   }
 
- private:
   void one_step() {
     std::vector<Batch> micro_batches;
     for (int64_t i = 0; i < run_.options.integer("accum", 1); ++i) {
       micro_batches.push_back(batcher_.next());
     }
-    Result<StepReport> report = step(micro_batches);
-    if (!report.ok()) {
-      // The update did not happen, so this checkpoint repeats the step when it is resumed.
-      save();
-      throw UserError(report.error());
-    }
+    const StepReport report = on_device([&] { return trainer_.train_step(micro_batches); }).take();
     info_.position = batcher_.position();
-    info_.tokens += static_cast<double>(report.value().tokens);
-    log_.step(report.value(), epoch(), info_.tokens);
+    info_.tokens += static_cast<double>(report.tokens);
+    log_.step(report, epoch(), info_.tokens);
     if (trainer_.bad_steps_in_a_row() >= trainer_.config().max_bad_steps) {
-      save();
       fail_input("training",
                  "loss or gradient was not finite in " +
                      std::to_string(trainer_.bad_steps_in_a_row()) + " steps in a row",
                  "", "a lower --lr, --warmup, or `npu-lora check` on this backend");
     }
-    watch_drift(micro_batches[0]);
+    watch_drift(micro_batches[0], report.overflow);
   }
 
-  void watch_drift(const Batch& batch) {
-    const Result<bool> within = drift_.after_step(batch);
-    if (within.ok() && within.value()) return;
-    save();
-    if (!within.ok()) throw UserError(within.error());
+  void watch_drift(const Batch& batch, bool overflow) {
+    if (on_device([&] { return drift_.after_step(batch, overflow); }).take()) return;
     fail(ErrorKind::kCheckFailed, "--drift-limit", "the run drifts from the reference",
          drift_.why(), "`npu-lora check` names the part group; --drift-action host moves it");
   }
 
-  Result<StepReport> step(std::span<const Batch> micro_batches) {
-    if (run_.options.text("on-device-error") == "stop") return trainer_.train_step(micro_batches);
-    return step_moving_failures(
-        trainer_, runner_.runtime(), micro_batches,
-        [this](const std::string& group, const Error& error) {
+  // What the device is asked to do, done as --on-device-error says.
+  template <class Attempt>
+  auto on_device(const Attempt& attempt) -> decltype(attempt()) {
+    if (run_.options.text("on-device-error") == "stop") return attempt();
+    return moving_failures(
+        runner_.runtime(), attempt, [this](const std::string& group, const Error& error) {
           log_warn("train", group + " moves to the host: " + error.text());
           drift_.add_moved(group);
           log_.event("moved_to_host", {{"group", group}, {"error", error.text()}}, trainer_.step());
@@ -287,6 +303,15 @@ class Loop {
     log_.event("checkpoint", {{"step", info_.step}}, info_.step);
   }
 
+  // The error on its way says more than one of saving.
+  void save_in_need() {
+    try {
+      save();
+    } catch (const UserError& e) {
+      log_warn("train", "no checkpoint: " + e.error().text());
+    }
+  }
+
   void evaluate_when_due() {
     const int64_t every = run_.options.integer("eval-every"), step = trainer_.step();
     if (every > 0 && step > 0 && step % every == 0 && step < trainer_.config().steps) evaluate();
@@ -296,7 +321,9 @@ class Loop {
   bool evaluate() {
     if (run_.data.held_out.rows.empty() || evaluated_step_ == trainer_.step()) return true;
     const std::optional<LossSum> loss =
-        held_out_loss(runner_, run_.data.held_out, [] { return stop_signal() != 0; });
+        on_device([&] {
+          return held_out_loss(runner_, run_.data.held_out, [] { return stop_signal() != 0; });
+        }).take();
     if (!loss) return false;
     evaluated_step_ = trainer_.step();
     const double mean = loss->nats / static_cast<double>(std::max<int64_t>(1, loss->tokens));
@@ -344,6 +371,12 @@ int cmd_train(const Options& options) {
   }
   SessionOptions session = training_session(options, run.lora, run.model.config, &batcher,
                                             !run.data.held_out.rows.empty());
+  if (checkpoint && session.auto_placement) {
+    // The run goes on where it was, whatever the evidence says by now.
+    const std::vector<std::string> groups = checkpoint_placement(*checkpoint);
+    session.host_groups.emplace(groups.begin(), groups.end());
+    session.auto_placement = false;
+  }
   resolve_placement(run.model.config, session, *run.model.weights);
   run.config.loss_scale =
       parse_loss_scale(options.text("loss-scale"), session.graphs.layer.compute_dtype());

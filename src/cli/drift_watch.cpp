@@ -21,8 +21,8 @@ std::string percent(double share) {
 }  // namespace
 
 void check_drift_options(const Options& options) {
-  options.integer("drift-every", 0);
-  options.choice("drift-action", {"stop", "host", "warn"});
+  if (options.text("drift-every") != "auto") options.integer("drift-every", 0);
+  options.choice("drift-action", {"auto", "stop", "host", "warn"});
   if (const double limit = options.real("drift-limit"); !(limit > 0 && limit <= 10)) {
     fail(ErrorKind::kUsage, "--drift-limit", "must be above 0 and at most 10",
          options.text("drift-limit"));
@@ -36,12 +36,14 @@ DriftWatch::DriftWatch(const Options& options, const ModelConfig& config,
       trainer_(trainer),
       log_(log),
       monitor_([&config, &weights, &runner, session] {
-        Prepared prepared = prepare(config, reference_session(session));
+        Prepared prepared = npu::prepare(config, reference_session(session));
         compile(prepared);
         return load(config, std::move(prepared), *weights_of(runner, weights),
                     /*adopt_weights=*/true);
       }),
-      every_(options.integer("drift-every")),
+      once_(options.text("drift-every") == "auto" && !session.backend.starts_with("cpu")),
+      every_(options.text("drift-every") == "auto" ? 0 : options.integer("drift-every")),
+      pending_(once_),
       limit_(options.real("drift-limit")),
       action_(options.text("drift-action")) {}
 
@@ -76,23 +78,40 @@ void DriftWatch::log_report(const DriftReport& report, const char* verdict) {
   log_.event("drift", fields, trainer_.step());
 }
 
-Result<bool> DriftWatch::after_step(const Batch& batch) {
-  if (every_ == 0 || trainer_.step() % every_ != 0 || loss_rows(batch).empty()) return true;
+void DriftWatch::prepare() {
+  if (once_ || every_ > 0) monitor_.prepare();
+}
+
+bool DriftWatch::due(bool possible) {
+  const int64_t step = trainer_.step();
+  pending_ = pending_ || (every_ > 0 && (step == 1 || step % every_ == 0));
+  return pending_ && possible;
+}
+
+std::string DriftWatch::verdict(const DriftReport& report) const {
+  if (report.within(limit_)) return "pass";
+  if (action_ != "auto") return action_;
+  return every_ > 0 || report.gross() ? "stop" : "warn";
+}
+
+Result<bool> DriftWatch::after_step(const Batch& batch, bool overflow) {
+  if (!due(!overflow && !loss_rows(batch).empty())) return true;
   const double scale = trainer_.loss_scaler().scale();
   const Result<DriftReport> report = monitor_.measure(runner_, trainer_.parameters(), batch, scale);
   if (!report.ok()) return report.error();
-  if (report.value().within(limit_)) {
-    log_report(report.value(), "pass");
-    return true;
-  }
-  log_report(report.value(), action_.c_str());
+  const std::string action = verdict(report.value());
+  log_report(report.value(), action.c_str());
   const Comparison& c = report.value().comparison;
   why_ = "loss " + percent(c.loss_rel) + ", worst gradient " + percent(c.worst_grad_rel) + " (" +
          (c.grads.empty() ? "" : c.grads[0].name) + ") off the reference at step " +
          std::to_string(trainer_.step()) + (c.finite ? "" : ", not all finite");
-  if (action_ == "stop") return false;
-  log_warn("drift", why_);
-  return action_ == "warn" ? Result<bool>(true) : move_until_within(batch, scale);
+  Result<bool> goes_on = action != "stop";
+  if (action == "host" || action == "warn") log_warn("drift", why_);
+  if (action == "host") goes_on = move_until_within(batch, scale);
+  if (!goes_on.ok()) return goes_on;  // still due
+  pending_ = false;
+  if (once_) monitor_.release();
+  return goes_on;
 }
 
 Result<bool> DriftWatch::move_until_within(const Batch& batch, double loss_scale) {
@@ -102,7 +121,10 @@ Result<bool> DriftWatch::move_until_within(const Batch& batch, double loss_scale
     return monitor_.measure_again(runner_, batch, loss_scale);
   };
   const auto groups = groups_to_move(candidates, limit_, measure);
-  if (!groups.ok()) return groups.error();
+  if (!groups.ok()) {
+    if (auto error = place(candidates, {})) return *error;
+    return groups.error();
+  }
   if (!groups.value()) {
     why_ += "; moving parts to the host does not help";
     return false;

@@ -20,9 +20,12 @@ class DriftWatch {
   DriftWatch(const Options& options, const ModelConfig& config, const SessionOptions& session,
              const WeightStore& weights, ModelRunner& runner, Trainer& trainer, RunLog& log);
 
-  // After a step: measures on this micro-batch when it is due. False when the run must stop, being
-  // out of limit; why() says so. Errors are the devices'.
-  Result<bool> after_step(const Batch& batch);
+  // Builds the reference if there is something to measure. Errors are UserErrors.
+  void prepare();
+  // After a step: measures on this micro-batch when it is due and the step could be one to measure:
+  // one that overflowed changed nothing but the loss scale. False when the run must stop, being
+  // out of limit; why() says so. Errors are the devices' and leave the placement as it was.
+  Result<bool> after_step(const Batch& batch, bool overflow);
   const std::string& why() const { return why_; }
 
   // Groups that have left the device since the run began, for the checkpoint; a resumed run starts
@@ -41,7 +44,14 @@ class DriftWatch {
   Trainer& trainer_;
   RunLog& log_;
   DriftMonitor monitor_;
+  // Whether to measure after this step; what could not be is made up for by the next.
+  bool due(bool possible);
+  // What is done about this report: pass, stop, host or warn.
+  std::string verdict(const DriftReport& report) const;
+
+  bool once_;  // --drift-every auto: one measurement, at the first step that can be measured
   int64_t every_;
+  bool pending_;
   double limit_;
   std::string action_;
   HostGroups moved_;

@@ -32,7 +32,9 @@ constexpr OptionSpec kTable[] = {
      "groups that run on the host: fwd,bwd,rms,rms-bwd,ce-stats,ce-grad, or none, or auto: by "
      "measured error and time [backend's own]"},
     {"on-device-error", kText, "stop", "WHAT", "train",
-     "stop with a checkpoint, or host: move the group that failed to the host and go on"},
+     "stop with a checkpoint, or host: move the group that failed to the host and go on, unless "
+     "the "
+     "device is lost with the weights in its own memory"},
     {"numerics", kText, "hf", "MODE", kRuns,
      "where activations round: hf (after each op, as transformers), vllm (RoPE, SwiGLU and the "
      "residual norm once) or fp32 (nowhere); see docs/numerics.md"},
@@ -82,15 +84,16 @@ constexpr OptionSpec kTable[] = {
      "stop after this many non-finite steps in a row"},
     {"loss-scale", kText, "auto", "auto|N|off", "train",
      "factor on the loss before the backward pass: auto (for f16 activations: from 65536, halved "
-     "when a gradient overflows, doubled after 2,000 good steps), a fixed number, or off"},
-    {"drift-every", kInteger, "0", "N", "train",
-     "every N steps run a micro-batch on the reference too and log loss gap and gradient error; "
-     "0 = never"},
+     "when a gradient overflows, doubled after 2,000 good steps), a fixed power of two, or off"},
+    {"drift-every", kText, "auto", "N|auto", "train",
+     "at step 1 and every N steps run a micro-batch on the reference too and log loss gap and "
+     "gradient error; 0 = never; auto: once, at the first step, on backends other than cpu"},
     {"drift-limit", kReal, "0.05", "X", "train",
      "relative error of a gradient that --drift-every accepts; of the loss a fifth of it"},
-    {"drift-action", kText, "stop", "WHAT", "train",
+    {"drift-action", kText, "auto", "WHAT", "train",
      "beyond --drift-limit: stop (checkpoint, exit 1), host (move part groups to the host until "
-     "within it, and go on) or warn"},
+     "within it, and go on) or warn; auto: stop under --drift-every N, else warn, and stop only at "
+     "what no rounding explains"},
     {"seed", kInteger, "0", "N", "train check compile plan diagnose",
      "of the adapter's initial values and the shuffle"},
     // Data.

@@ -27,7 +27,7 @@ ScoreDocument loss_document(const TokenRow& row) {
   return document;
 }
 
-std::vector<std::vector<TokenScore>> score_documents(
+Result<std::vector<std::vector<TokenScore>>> score_documents(
     ModelRunner& runner, const std::vector<ScoreDocument>& documents,
     const std::function<bool(size_t, size_t)>& progress) {
   const int64_t seq_len = runner.seq_len(), batch_size = runner.batch_size();
@@ -56,15 +56,18 @@ std::vector<std::vector<TokenScore>> score_documents(
         ++done;
       }
     }
-    const std::vector<TokenScore> batch_scores = runner.score(batch, targets).take();
-    for (size_t i = 0; i < owners.size(); ++i) scores[owners[i]].push_back(batch_scores[i]);
+    const Result<std::vector<TokenScore>> batch_scores = runner.score(batch, targets);
+    if (!batch_scores.ok()) return batch_scores.error();
+    for (size_t i = 0; i < owners.size(); ++i) {
+      scores[owners[i]].push_back(batch_scores.value()[i]);
+    }
     if (progress && !progress(done, documents.size())) break;
   }
   return scores;
 }
 
-std::optional<LossSum> held_out_loss(ModelRunner& runner, const Dataset& dataset,
-                                     const std::function<bool()>& stop) {
+Result<std::optional<LossSum>> held_out_loss(ModelRunner& runner, const Dataset& dataset,
+                                             const std::function<bool()>& stop) {
   std::vector<ScoreDocument> documents;
   for (const TokenRow& row : dataset.rows) {
     if (!row.dropped) documents.push_back(loss_document(row));
@@ -74,15 +77,16 @@ std::optional<LossSum> held_out_loss(ModelRunner& runner, const Dataset& dataset
     stopped = done < total && stop();
     return !stopped;
   });
-  if (stopped) return std::nullopt;
+  if (!scores.ok()) return scores.error();
+  if (stopped) return std::optional<LossSum>();
   LossSum loss;
-  for (const auto& document : scores) {
+  for (const auto& document : scores.value()) {
     for (const TokenScore& score : document) {
       loss.nats -= score.log_prob;
       ++loss.tokens;
     }
   }
-  return loss;
+  return std::optional<LossSum>(loss);
 }
 
 }  // namespace npu

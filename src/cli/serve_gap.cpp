@@ -133,7 +133,8 @@ std::vector<double> training_log_probs(const SessionOptions& session, const GapI
     documents.push_back(loss_document({prompt, prompt, false, false, ""}));
   }
   std::vector<double> out;
-  for (const auto& scores : score_documents(*runner, documents)) {
+  const auto all_scores = score_documents(*runner, documents).take();
+  for (const auto& scores : all_scores) {
     for (const TokenScore& score : scores) out.push_back(score.log_prob);
   }
   return out;

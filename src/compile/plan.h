@@ -140,7 +140,8 @@ class Runtime {
   std::optional<Error> run(std::string_view graph, const Bindings& bindings);
 
   // Moves the parts of a placement group to the host, with this reason, or back to the device those
-  // that were loaded there. Bindings and buffers stay as they are. Errors: as of create().
+  // that were loaded there. Bindings and buffers stay as they are. Errors: as of create(); the
+  // device is lost with what the host would need, in memory of its own (kRetriable).
   std::optional<Error> place_group(std::string_view group, bool on_host, const std::string& reason);
   // The group whose part the device failed on in the last run(); "" when it did not.
   const std::string& failed_group() const;

@@ -120,6 +120,7 @@ std::vector<Lifetime> lifetimes(const LoadedGraph& graph, const std::vector<size
 struct Runtime::State {
   Plan plan;
   std::string device_name;
+  bool host_memory = true;  // the device's buffers are
   DeviceOptions options;
   std::unique_ptr<Device> device;
   std::unique_ptr<Backend> cpu;  // this and `host` only when a part needs them
@@ -163,6 +164,7 @@ std::optional<Error> Runtime::State::open(Backend& backend, const DeviceOptions&
   if (!opened) return opened.error();
   device = std::move(opened.value());
   device_name = backend.traits().name;
+  host_memory = backend.traits().host_memory;
   if (auto error = load_parts()) return error;
   resolve_graphs();
   return place_temporaries();
@@ -236,6 +238,12 @@ std::optional<Error> Runtime::State::load_host_part(size_t distinct) {
 
 std::optional<Error> Runtime::State::place_group(std::string_view group, bool to_host,
                                                  const std::string& reason) {
+  if (to_host && device->lost() && !host_memory) {
+    return Error{ErrorKind::kRetriable, device_name,
+                 "is lost with weights and activations in its own memory",
+                 "group " + std::string(group) + " can't move to the host",
+                 "start the command again (train: with --resume auto): it opens the device anew"};
+  }
   for (PlannedGraph& planned : plan.graphs) {
     if (planned.group != group) continue;
     LoadedGraph& loaded = graphs.at(planned.name);

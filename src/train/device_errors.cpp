@@ -3,16 +3,18 @@
 
 namespace npu {
 
-Result<StepReport> step_moving_failures(Trainer& trainer, Runtime& runtime,
-                                        std::span<const Batch> micro_batches,
-                                        const OnMove& on_move) {
-  for (;;) {
-    Result<StepReport> report = trainer.train_step(micro_batches);
-    const std::string group = runtime.failed_group();
-    if (report.ok() || group.empty()) return report;
-    if (runtime.place_group(group, true, "device error: " + report.error().text())) return report;
-    on_move(group, report.error());
+std::optional<Error> move_failed_group(Runtime& runtime, const Error& error,
+                                       const OnMove& on_move) {
+  const std::string group = runtime.failed_group();
+  if (group.empty()) return error;
+  if (const auto refused = runtime.place_group(group, true, "device error: " + error.text())) {
+    Error both = error;
+    both.what += "; " + refused->where + " " + refused->what;
+    both.hint = refused->hint;
+    return both;
   }
+  on_move(group, error);
+  return std::nullopt;
 }
 
 }  // namespace npu

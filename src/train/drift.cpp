@@ -2,6 +2,7 @@
 #include "train/drift.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/clock.h"
 
@@ -10,21 +11,38 @@ namespace {
 
 constexpr double kLossShare = 0.2;
 
-// Loss and gradients, unscaled. Values are shared with `parameters`, gradients are new.
+// A micro-batch alone weighs more than as one of --accum, so its gradients may overflow under a
+// scale that the step was well with.
+constexpr int kScaleHalvings = 10;
+
+bool finite_gradients(const RunResult& result) {
+  return std::ranges::all_of(result.parameters, [](const Parameter& p) {
+    return std::ranges::all_of(p.grad.values<float>(), [](float x) { return std::isfinite(x); });
+  });
+}
+
+// Loss and gradients, unscaled. Values are shared with `parameters`, gradients are new. A scale
+// that overflows is halved here, as the run would do.
 Result<RunResult> gradients_of(ModelRunner& runner, std::span<const Parameter> parameters,
                                const Batch& batch, double loss_scale) {
-  RunResult result;
-  for (const Parameter& p : parameters) {
-    result.parameters.push_back({p.name, p.value, Tensor(DType::kF32, p.value.shape()), {}, {}});
-  }
-  runner.set_adapter(result.parameters);
   const double weight = 1.0 / static_cast<double>(std::max<size_t>(1, loss_rows(batch).size()));
-  const Result<LossSum> loss =
-      runner.forward_backward(batch, weight * loss_scale, result.parameters);
-  if (!loss.ok()) return loss.error();
-  if (loss_scale != 1) scale_gradients(result.parameters, 1 / loss_scale);
-  result.loss = loss.value().nats * weight;
-  return result;
+  for (int halvings = 0;; ++halvings, loss_scale = std::max(1.0, loss_scale / 2)) {
+    RunResult result;
+    for (const Parameter& p : parameters) {
+      result.parameters.push_back({p.name, p.value, Tensor(DType::kF32, p.value.shape()), {}, {}});
+    }
+    runner.set_adapter(result.parameters);
+    const Result<LossSum> loss =
+        runner.forward_backward(batch, weight * loss_scale, result.parameters);
+    if (!loss.ok()) return loss.error();
+    result.loss = loss.value().nats * weight;
+    if (loss_scale > 1) {
+      const bool overflow = std::isfinite(result.loss) && !finite_gradients(result);
+      if (overflow && halvings < kScaleHalvings) continue;
+      scale_gradients(result.parameters, 1 / loss_scale);
+    }
+    return result;
+  }
 }
 
 // Order for choosing: what is not finite comes last.
@@ -40,13 +58,22 @@ bool DriftReport::within(double limit) const {
   return comparison.pass({.loss_rel = kLossShare * limit, .grad_rel = limit});
 }
 
+bool DriftReport::gross() const {
+  if (!comparison.finite) return reference_finite;
+  return comparison.worst_grad_rel > 0.5 || comparison.loss_rel > 0.05;
+}
+
+void DriftMonitor::prepare() {
+  if (reference_ == nullptr) reference_ = make_reference_();
+}
+
 Result<DriftReport> DriftMonitor::measure(ModelRunner& runner,
                                           std::span<const Parameter> parameters, const Batch& batch,
                                           double loss_scale) {
   double seconds = 0;
   {
     const Stopwatch watch(seconds);
-    if (reference_ == nullptr) reference_ = make_reference_();
+    prepare();
     Result<RunResult> expected = gradients_of(*reference_, parameters, batch, loss_scale);
     if (!expected.ok()) return expected.error();
     expected_ = std::move(expected).take();
@@ -63,6 +90,7 @@ Result<DriftReport> DriftMonitor::measure_again(ModelRunner& runner, const Batch
   const Result<RunResult> run = gradients_of(runner, expected_.parameters, batch, loss_scale);
   if (!run.ok()) return run.error();
   report.comparison = compare_runs(run.value(), expected_);
+  report.reference_finite = std::isfinite(expected_.loss) && finite_gradients(expected_);
   return report;
 }
 

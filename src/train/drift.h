@@ -16,16 +16,23 @@ namespace npu {
 
 struct DriftReport {
   Comparison comparison;  // of the run against the reference, gradients worst first
-  double seconds = 0;     // that both together took
+  bool reference_finite = true;
+  double seconds = 0;  // that both together took
   // Each gradient within `limit`, the loss within a fifth of it (as check has it: 5 % and 1 %).
   bool within(double limit) const;
+  // Further off than any rounding leads: a gradient by half, the loss by a twentieth, or not finite
+  // where the reference is.
+  bool gross() const;
 };
 
 class DriftMonitor {
  public:
   using MakeRunner = std::function<std::unique_ptr<ModelRunner>()>;
-  // `make_reference` is called at the first measurement.
+  // `make_reference` is called by prepare(), or at the first measurement.
   explicit DriftMonitor(MakeRunner make_reference) : make_reference_(std::move(make_reference)) {}
+
+  void prepare();
+  void release() { reference_.reset(); }  // and its memory, until the next measurement
 
   // Loss and gradients of `batch` with these parameters on both. The parameters are only read;
   // `runner`'s adapter is set from them. Errors are the devices'.

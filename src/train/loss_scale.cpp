@@ -23,6 +23,12 @@ LossScaleOptions parse_loss_scale(std::string_view text, DType activations) {
     fail(ErrorKind::kUsage, "--loss-scale", "must be auto, off or a number from 1 to 2^100",
          "'" + std::string(text) + "'");
   }
+  int exponent = 0;
+  if (std::frexp(options.initial, &exponent) != 0.5) {
+    fail(ErrorKind::kUsage, "--loss-scale", "must be a power of two, or scaling rounds gradients",
+         "'" + std::string(text) + "'",
+         "for example " + std::to_string(int64_t(std::ldexp(1.0, std::min(exponent - 1, 62)))));
+  }
   options.mode = kFixed;
   return options;
 }

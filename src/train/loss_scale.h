@@ -17,8 +17,8 @@ struct LossScaleOptions {
   double max = 16777216;           // 2^24: where a dynamic scale stops growing
 };
 
-// "auto" (dynamic where activations are f16, else off), "off", or a positive number (fixed); else a
-// kUsage error.
+// "auto" (dynamic where activations are f16, else off), "off", or a power of two from 1 to 2^100
+// (fixed); else a kUsage error.
 LossScaleOptions parse_loss_scale(std::string_view text, DType activations);
 
 // The scale and its history. All changes are by powers of two, so that unscaling is exact.

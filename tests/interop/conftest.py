@@ -102,4 +102,4 @@ def read_jsonl(path):
 
 def step_records(log_path):
     """The lines of a training log that stand for a step."""
-    return [line for line in read_jsonl(log_path) if "loss" in line]
+    return [line for line in read_jsonl(log_path) if "event" not in line]

@@ -9,14 +9,14 @@ SHAPE = ("--model", TINY, "--seq-len", 32)
 
 EXACT_DEVICE = """name: {name}
 compute_dtype: f32
-memory: device
+memory: {memory}
 costs: {{launch_seconds: 1.0e-5, flops_per_second: 1.0e12}}
 """
 
 
-def profile(folder, name, extra=""):
+def profile(folder, name, extra="", memory="device"):
     path = folder / f"{name}.yaml"
-    path.write_text(EXACT_DEVICE.format(name=name) + extra)
+    path.write_text(EXACT_DEVICE.format(name=name, memory=memory) + extra)
     return f"sim:{path}"
 
 
@@ -30,7 +30,7 @@ def train(run, data, out, backend, *more, expect=0):
     done = run("train", *SHAPE, "--data", data, "--out", out, "--steps", 4, "--train-on", "all",
                "--backend", backend, "--cache-dir", data.parent / "cache", *more, expect=expect)
     log = read_jsonl(out / "train_log.jsonl")
-    return [line["loss"] for line in log if "loss" in line], log, done
+    return [line["loss"] for line in log if "event" not in line], log, done
 
 
 def close(losses, expected):
@@ -76,16 +76,31 @@ def test_without_the_cut_the_whole_part_goes(run, tmp_path):
     assert "layer_fwd.0" in {f["part"] for f in report["failed"]}
 
 
-@pytest.mark.parametrize("kind", ["timeout", "lost"])
-def test_a_run_goes_on_when_the_device_fails(run, data, tmp_path, kind):
+@pytest.mark.parametrize("kind, memory", [("timeout", "device"), ("lost", "host")])
+def test_a_run_goes_on_when_the_device_fails(run, data, tmp_path, kind, memory):
     expected, _, _ = train(run, data, tmp_path / "cpu", "cpu")
-    backend = profile(tmp_path, kind, f"faults: [{{when: run, kind: {kind}, launch: 7}}]\n")
+    backend = profile(tmp_path, kind, f"faults: [{{when: run, kind: {kind}, launch: 7}}]\n", memory)
     train(run, data, tmp_path / "stops", backend, expect=75)
     assert list((tmp_path / "stops" / "checkpoints").iterdir())
     losses, log, _ = train(run, data, tmp_path / "out", backend, "--on-device-error", "host")
     assert close(losses, expected)
     moved = [line for line in log if line.get("event") == "moved_to_host"]
     assert moved and all(line["group"] and line["error"] for line in moved)
+
+
+def test_a_run_stops_when_the_weights_are_lost_with_the_device(run, data, tmp_path):
+    """Also when asked to go on: the host has no copy of what lay in the device's own memory."""
+    backend = profile(tmp_path, "lost", "faults: [{when: run, kind: lost, launch: 7}]\n")
+    losses, log, done = train(run, data, tmp_path / "out", backend, "--on-device-error", "host",
+                              expect=75)
+    assert "lost with weights and activations in its own memory" in done.stderr
+    assert not any(line.get("event") == "moved_to_host" for line in log)
+    assert list((tmp_path / "out" / "checkpoints").iterdir())
+    # The device is well again.
+    profile(tmp_path, "lost")
+    losses, _, _ = train(run, data, tmp_path / "out", backend, "--on-device-error", "host",
+                         "--resume", "auto")
+    assert close(losses, train(run, data, tmp_path / "cpu", "cpu")[0])
 
 
 def test_a_part_that_the_device_refuses_runs_on_the_host(run, data, tmp_path):
@@ -119,3 +134,21 @@ def test_auto_finds_a_placement_that_passes_and_keeps_its_evidence(run, tmp_path
     # Elsewhere nothing is known, which is said.
     undecided = run("plan", *where[:-4], "--host-parts", "auto", "--cache-dir", tmp_path / "other")
     assert "decided at the first run" in undecided.stderr
+
+
+def test_a_resumed_run_keeps_its_placement(run, data, tmp_path):
+    """What changes a device's arithmetic belongs to the checkpoint, evidence or not."""
+    out = tmp_path / "out"
+    fault = "faults: [{when: run, kind: timeout, launch: 3}]\n"
+    backend = profile(tmp_path, "chip", fault)
+    here = ("--host-parts", "fwd,rms")
+    train(run, data, out, backend, *here, expect=75)
+    profile(tmp_path, "chip")
+    for other, words in ((("--host-parts", "none"), "--host-parts fwd,rms"),
+                         ((*here, "--max-mm", 1), "max-mm=1"),
+                         ((*here, "--disable-pass", "algebra"), "disable-pass=algebra")):
+        _, _, done = train(run, data, out, backend, *other, "--resume", "auto", expect=42)
+        assert words in done.stderr.strip().splitlines()[-1]
+    # With auto the groups of the checkpoint are taken; nothing is measured.
+    train(run, data, out, backend, "--host-parts", "auto", "--resume", "auto")
+    assert not (tmp_path / "cache" / "placement").exists()

@@ -1,12 +1,13 @@
 """--drift-every through the program: what is logged, and what each action does."""
 import json
+import shutil
 import signal
 import subprocess
 import time
 
 import pytest
 from conftest import REPO, read_jsonl, step_records, write_jsonl
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 TINY = REPO / "tests/golden/llama_tiny"
 
@@ -34,11 +35,30 @@ def train(run, rows, tmp_path):
 
 def test_logged_every_n_steps(train):
     _, events = train("--drift-every", 2)
-    assert [e["step"] for e in events["drift"]] == [2, 4, 6]
+    assert [e["step"] for e in events["drift"]] == [1, 2, 4, 6]
     for event in events["drift"]:
         assert event["verdict"] == "pass" and 0 <= event["worst_grad_rel"] < 0.05
         assert event["min_cosine"] > 0.99 and abs(event["loss_gap"]) < 0.01
         assert event["seconds"] > 0 and "lora_" in event["worst_grad"]
+
+
+def test_overflow_of_the_loss_scale_is_no_drift(run, tmp_path):
+    """One trained token and a loud head: f16 gradients overflow until the scale has come down."""
+    model = tmp_path / "loud"
+    untied = REPO / "tests/golden/llama_tiny_untied"
+    shutil.copytree(untied, model)
+    tensors = load_file(model / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["lm_head.weight"] * 200},
+              model / "model.safetensors", metadata={"format": "pt"})
+    ids = load_file(untied / "batch.safetensors")["input_ids"].tolist()
+    rows = write_jsonl(tmp_path / "one.jsonl",
+                       [{"input_ids": i, "labels": [-100] * (len(i) - 1) + i[-1:]} for i in ids])
+    run("train", "--model", model, "--data", rows, "--out", tmp_path / "out", "--backend", "cpu",
+        "--seq-len", 32, "--dtype", "f16", "--steps", 12, "--drift-every", 1)
+    log = read_jsonl(tmp_path / "out/train_log.jsonl")
+    overflows = [e["step"] for e in log if e.get("overflow")]
+    watched = [e["step"] for e in log if e.get("event") == "drift"]
+    assert overflows and watched == [s for s in range(1, 13) if s not in overflows]
 
 
 def test_changes_no_loss(train):
@@ -53,11 +73,24 @@ def test_stop_leaves_a_checkpoint_that_continues(train, tmp_path):
     done, events = train(*limit, expect=1)
     assert "the run drifts from the reference; got loss" in done.stderr
     assert events["drift"][-1]["verdict"] == "stop"
-    assert [p.name for p in (tmp_path / "out/checkpoints").iterdir()] == ["step-3"]
+    assert [p.name for p in (tmp_path / "out/checkpoints").iterdir()] == ["step-1"]
     _, events = train(*limit, "--drift-action", "warn", "--resume", "auto")
     assert [e["step"] for e in events["step"]] == [1, 2, 3, 4, 5, 6]
     assert events["drift"][-1]["verdict"] == "warn"
     assert (tmp_path / "out/adapter_model.safetensors").exists()
+
+
+def test_auto_measures_once_where_the_device_is_not_cpu(train):
+    _, events = train()
+    assert "drift" not in events
+    _, events = train(backend="sim:furiosa", out="device")
+    assert [(e["step"], e["verdict"]) for e in events["drift"]] == [(1, "pass")]
+    # Rounding beyond the limit is said and logged; only what no rounding explains ends the run.
+    done, events = train("--host-parts", "none", backend="sim:rbln", out="coarse")
+    assert [(e["step"], e["verdict"]) for e in events["drift"]] == [(1, "warn")]
+    assert "off the reference at step 1" in done.stderr
+    _, events = train("--drift-every", 0, backend="sim:rbln", out="never")
+    assert "drift" not in events
 
 
 def test_host_that_does_not_help_stops(train):

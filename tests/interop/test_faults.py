@@ -16,8 +16,8 @@ STEPS = 3
 class Device:
     """A simulated device with a fault, and the commands under test on it."""
 
-    def __init__(self, run, folder, profile, model=TINY, options=()):
-        (folder / "chip.yaml").write_text("name: chip\nmemory: device\n" + profile)
+    def __init__(self, run, folder, profile, model=TINY, options=(), memory="device"):
+        (folder / "chip.yaml").write_text(f"name: chip\nmemory: {memory}\n" + profile)
         self.run, self.folder, self.options = run, folder, options
         self.model, self.out = model, folder / "out"
         self.backend = f"sim:{folder / 'chip.yaml'}"
@@ -29,13 +29,13 @@ class Device:
     def report(self, *words, expect=0):
         return json.loads(self.command(*words, "--json", expect=expect).stdout)
 
-    def train(self, *more, expect=0, backend=None):
+    def train(self, *more, expect=0, backend=None, save_every=1):
         data = write_jsonl(self.folder / "rows.jsonl", [
             {"input_ids": [2 + (7 * i + j) % 500 for j in range(24)],
              "labels": [2 + (7 * i + j) % 500 for j in range(24)]} for i in range(8)])
         out = self.out if backend is None else self.folder / "other"
         return self.command("train", "--data", data, "--out", out, "--steps", STEPS,
-                            "--save-every", 1, *more, expect=expect, backend=backend)
+                            "--save-every", save_every, *more, expect=expect, backend=backend)
 
     def losses(self, out=None):
         return [r["loss"] for r in step_records((out or self.out) / "train_log.jsonl")]
@@ -44,7 +44,7 @@ class Device:
         return list((self.out / "checkpoints").iterdir())
 
     def trains_as_on_the_cpu(self):
-        self.train(backend="cpu")
+        self.train("--overwrite", backend="cpu")
         assert len(self.losses()) == STEPS
         for ours, cpu in zip(self.losses(), self.losses(self.folder / "other")):
             assert abs(ours - cpu) < 1e-3
@@ -110,24 +110,69 @@ def test_load_refused(device):
     chip.trains_as_on_the_cpu()
 
 
-@pytest.mark.parametrize("kind, words", [("timeout", "timed out"), ("lost", "device is lost")])
-def test_run_fault(device, kind, words):
+@pytest.mark.parametrize("kind, words, memory", [
+    ("timeout", "timed out", "device"), ("lost", "device is lost", "host"),
+    ("lost", "device is lost", "device")])
+def test_run_fault(device, kind, words, memory):
     # The first call of a check; the second step of a training run of two layers.
-    once = device(f'faults: [{{when: run, kind: {kind}, part: "sigmoid(", launch: 1}}]\n')
+    once = device(f'faults: [{{when: run, kind: {kind}, part: "sigmoid(", launch: 1}}]\n',
+                  memory=memory)
     for command in (["check"], ["diagnose", "compare-parts"]):
         done = once.command(*command, expect=RETRIABLE)
         last = done.stderr.strip().splitlines()[-1]
         assert words in last and "layer_" in last, last
-    chip = device(f'faults: [{{when: run, kind: {kind}, part: "sigmoid(", launch: 4}}]\n')
+    chip = device(f'faults: [{{when: run, kind: {kind}, part: "sigmoid(", launch: 4}}]\n',
+                  memory=memory)
     done = chip.train(expect=RETRIABLE)
     assert words in done.stderr.strip().splitlines()[-1]
     assert chip.checkpoints()
     assert not (chip.out / "adapter_config.json").exists()
     # Asked to, it goes on without the device, and says so.
     shutil.rmtree(chip.out)
-    done = chip.train("--on-device-error", "host")
-    assert words in done.stderr and "moves to the host" in done.stderr
-    assert any(r.get("event") == "moved_to_host" for r in read_jsonl(chip.out / "train_log.jsonl"))
+    gone = kind == "lost" and memory == "device"  # and the weights with it
+    done = chip.train("--on-device-error", "host", expect=RETRIABLE if gone else 0)
+    log = read_jsonl(chip.out / "train_log.jsonl")
+    moved = [e for e in log if e.get("event") == "moved_to_host"]
+    if gone:
+        last = done.stderr.strip().splitlines()[-1]
+        assert words in last and "in its own memory" in last and "--resume auto" in last
+        assert not moved and chip.checkpoints()
+        device("").train("--resume", "auto")  # on a device that answers again
+    else:
+        assert words in done.stderr and "moves to the host" in done.stderr and moved
+    chip.trains_as_on_the_cpu()
+
+
+# Device calls that are no training step: options, a call of a part that falls there, and the step
+# before. Steps make two calls a part of the layers, an evaluation of four batches eight.
+BESIDE_STEPS = {
+    "evaluation": (["--eval-every", 2], 7, 2),
+    "measurement": (["--drift-every", 1], 3, 1),
+}
+
+
+@pytest.mark.parametrize("what", BESIDE_STEPS)
+def test_run_fault_beside_the_steps(device, what):
+    options, launch, step = BESIDE_STEPS[what]
+    fault = f'faults: [{{when: run, kind: timeout, part: "sigmoid(", launch: {launch}}}]\n'
+    chip = device(fault)
+    ids = list(range(2, 26))
+    eval_data = write_jsonl(chip.folder / "eval.jsonl", 4 * [{"input_ids": ids, "labels": ids}])
+    options = [*options, "--eval-data", eval_data]
+    done = chip.train(*options, save_every=0, expect=RETRIABLE)
+    assert "timed out" in done.stderr.strip().splitlines()[-1]
+    assert [p.name for p in chip.checkpoints()] == [f"step-{step}"]
+    # On a device that is well again the run goes on from there.
+    device("").train(*options, "--resume", "auto", save_every=0)
+    chip.trains_as_on_the_cpu()
+    # Asked to, it goes on at once, and no step or evaluation is missing.
+    device(fault).train(*options, "--on-device-error", "host", "--overwrite")
+    log = read_jsonl(chip.out / "train_log.jsonl")
+    moved = next(i for i, e in enumerate(log) if e.get("event") == "moved_to_host")
+    assert log[moved]["group"] == "fwd"
+    assert len([e for e in log[:moved] if "event" not in e]) == step
+    evaluated = [e["step"] for e in log if e.get("event") == "eval"]
+    assert evaluated == ([2, 3] if what == "evaluation" else [3])
     chip.trains_as_on_the_cpu()
 
 
@@ -143,6 +188,11 @@ def test_wrong_result(device, part, group):
     assert {p["group"] for p in parts["parts"] if not p["pass"]} >= {group}
     right = {p["part"] for p in parts["parts"] if p["pass"]}
     assert "final_norm.0" in right, "parts without the fault are not accused"
+    # Training sees it at its first step, unasked.
+    done = chip.train(expect=CHECK_FAILED)
+    assert "the run drifts from the reference" in done.stderr.strip().splitlines()[-1]
+    assert [p.name for p in chip.checkpoints()] == ["step-1"]
+    assert not (chip.out / "adapter_config.json").exists()
 
 
 def test_wrong_part_is_blamed_on_its_group(device):
@@ -228,7 +278,9 @@ def test_training_stops_on_overflow(device, run, tmp_path):
     save_file(tensors | {name: tensors[name] * 1e7}, model / "model.safetensors",
               metadata={"format": "pt"})
     chip = device("rounding:\n  matmul: {result: {format: f16}}\n", model=model)
-    done = chip.train("--max-bad-steps", 2, expect=BAD)
+    done = chip.train(expect=CHECK_FAILED)
+    assert "not all finite" in done.stderr.strip().splitlines()[-1]
+    done = chip.train("--max-bad-steps", 2, "--drift-every", 0, "--overwrite", expect=BAD)
     assert "not finite" in done.stderr.strip().splitlines()[-1]
     assert chip.checkpoints()
     assert not (chip.out / "adapter_config.json").exists()
