@@ -83,7 +83,10 @@ class PlanCompiler {
     const std::vector<size_t> misses = cut_.open();
     if (settings_.expect_cached && !misses.empty()) fail_for_misses(misses);
     compile(misses.size());
-    for (const size_t part : cut_.open()) cut_.not_tried(part, budget_reason());
+    for (const size_t part : cut_.open()) {
+      cut_.not_tried(part, budget_reason());
+      report_.lasting = false;
+    }
     return finish();
   }
 
@@ -245,6 +248,7 @@ class PlanCompiler {
 
   void record(const Job& job, JobResult result) {
     CompileOutcome& outcome = result.outcome;
+    report_.lasting = report_.lasting && result.lasting;
     if (result.lasting) report_.cache_digests.push_back(job.key.digest());
     if (outcome.built()) {
       ++(outcome.from_cache ? report_.cached : report_.built);

@@ -100,6 +100,9 @@ struct CompileReport {
   };
   std::vector<Cut> cuts;                   // parts that failed and whose pieces stand for them
   std::vector<std::string> cache_digests;  // of every entry that this came from, failures included
+  // False when another try may end otherwise: the budget left a part untried, or one failed for a
+  // reason that is not its own.
+  bool lasting = true;
   double seconds = 0;
 };
 // Fills the outcome of every distinct part that runs on the device, from the cache or by compiling.
