@@ -331,6 +331,19 @@ TEST(CheckRuns, NamesAGradientThatIsNotFinite) {
             std::vector<std::string>{"loss"});
 }
 
+TEST(CheckRuns, ALossOfZeroIsComparedToo) {
+  const RunResult zero = run_of(0, {1, 2}, {3, 4}), one = run_of(1, {1, 2}, {3, 4});
+  EXPECT_EQ(compare_runs(zero, zero).loss_rel, 0);
+  EXPECT_TRUE(compare_runs(zero, zero).pass({}));
+  EXPECT_EQ(compare_runs(one, zero).loss_rel, INFINITY);
+  EXPECT_EQ(compare_runs(zero, one).loss_rel, 1);
+  EXPECT_EQ(compare_runs(run_of(kNan, {1, 2}, {3, 4}), zero).loss_rel, INFINITY);
+  // No figure is NaN, so the worst of several is not lost.
+  const std::vector<Comparison> seeds = {compare_runs(zero, zero), compare_runs(one, zero)};
+  EXPECT_EQ(worst_of(seeds).loss_rel, INFINITY);
+  EXPECT_FALSE(worst_of(seeds).pass({}));
+}
+
 TEST(CheckRuns, WorstOfSeveralSeeds) {
   const RunResult good = run_of(2, {1, 0}, {1, 0});
   const std::vector<Comparison> seeds = {compare_runs(run_of(2, {1, 0.01f}, {1, 0.2f}), good),
