@@ -53,19 +53,6 @@ CacheKey key_of(const DistinctPart& part, const Traits& traits, const std::strin
   return key;
 }
 
-// Whether a failure from the cache also counts under today's limits.
-bool still_holds(const CompileOutcome& outcome, const CompileSettings& settings) {
-  const auto wider = [](auto now, auto then) { return then > 0 && (now == 0 || now > then); };
-  switch (outcome.kind) {
-    case Kind::kTimedOut:
-      return !wider(settings.seconds_limit, outcome.seconds_limit);
-    case Kind::kOutOfMemory:
-      return !wider(settings.memory_limit_bytes, outcome.memory_limit_bytes);
-    default:
-      return true;
-  }
-}
-
 class PlanCompiler {
  public:
   PlanCompiler(Plan& plan, Backend& backend, const CompileOptions& options,
@@ -289,6 +276,18 @@ class PlanCompiler {
 };
 
 }  // namespace
+
+bool still_holds(const CompileOutcome& outcome, const CompileSettings& settings) {
+  const auto wider = [](auto now, auto then) { return then > 0 && (now <= 0 || now > then); };
+  switch (outcome.kind) {
+    case Kind::kTimedOut:
+      return !wider(settings.seconds_limit, outcome.seconds_limit);
+    case Kind::kOutOfMemory:
+      return !wider(settings.memory_limit_bytes, outcome.memory_limit_bytes);
+    default:
+      return true;
+  }
+}
 
 CompileReport compile_plan(Plan& plan, Backend& backend, const CompileOptions& options,
                            const CompileSettings& settings) {

@@ -119,6 +119,10 @@ CompileReport compile_plan(Plan& plan, Backend& backend, const CompileOptions& o
 CompileReport recall_plan(Plan& plan, Backend& backend, const CompileOptions& options,
                           const CompileSettings& settings);
 
+// Whether an outcome from the cache also counts under these limits: one that ran into a limit says
+// nothing about a wider one.
+bool still_holds(const CompileOutcome& outcome, const CompileSettings& settings);
+
 // The child's side: one job on stdin (backend name, options, part text), the result on stdout.
 // Returns the exit code.
 int compile_worker_main();
