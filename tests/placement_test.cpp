@@ -252,6 +252,13 @@ TEST(FindPlacement, MeasuresOnceAndKeepsTheEvidence) {
   EXPECT_FALSE(known_placement(golden.model.config, other));
 }
 
+// Nothing runs where the backend happens to put it when it was to be measured.
+TEST(FindPlacement, ComesBeforePlanning) {
+  const Golden golden("llama_tiny");
+  const TempDir cache;
+  EXPECT_THROW(prepare(golden.model.config, golden_session(golden, cache.path())), InternalError);
+}
+
 TEST(FindPlacement, LimitsOfCompilingBelongToTheEvidence) {
   const Golden golden("llama_tiny");
   const TempDir cache;
@@ -312,7 +319,9 @@ struct FailingRun {
 
   explicit FailingRun(testing_fakes::FakeOptions fake) {
     fake.in_process = true;
-    Prepared prepared = prepare(golden.model.config, golden_session(golden, cache.path()));
+    SessionOptions session = golden_session(golden, cache.path());
+    session.auto_placement = false;
+    Prepared prepared = prepare(golden.model.config, session);
     prepared.backend = std::make_unique<testing_fakes::FakeBackend>(fake);
     compile(prepared);
     runner = load(golden.model.config, std::move(prepared), *golden.model.weights);

@@ -194,7 +194,8 @@ int check_serve_gap(const Options& options) {
   Json report = {{"engine", served.engine}, {"tokens", serving.size()}};
   double best = INFINITY;
   for (const Numerics numerics : kAllNumerics) {
-    const SessionOptions session = gap_session(options, in, numerics);
+    SessionOptions session = gap_session(options, in, numerics);
+    resolve_placement(in.model.config, session, *in.model.weights);
     const GapStatistics s = gap_statistics(training_log_probs(session, in, quiet), serving);
     report["backend"] = session.backend;
     report["dtype"] = std::string(dtype_name(session.graphs.layer.activation_dtype));

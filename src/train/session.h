@@ -28,7 +28,8 @@ struct SessionOptions {
   int threads = 0;
 };
 
-// A backend chosen, graphs built and cut; nothing compiled yet. Needs only the model's config.
+// A backend chosen, graphs built and cut; nothing compiled yet. Needs only the model's config, and
+// a placement that is found (no auto_placement).
 struct Prepared {
   std::unique_ptr<Backend> backend;
   ModelGraphs graphs;
