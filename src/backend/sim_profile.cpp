@@ -244,16 +244,16 @@ void read_limits(const Item& item, Limits& limits) {
 }
 
 void read_costs(const Item& item, Costs& costs) {
-  constexpr double kMost = 1e18;
-  const auto number = [](double& into) {
-    return [&into](const Item& i) { into = read_number(i, 0, kMost); };
+  constexpr double kMost = 1e18, kMostSeconds = 1e6;
+  const auto number = [](double& into, double most) {
+    return [&into, most](const Item& i) { into = read_number(i, 0, most); };
   };
   const Field fields[] = {
-      {"launch_seconds", number(costs.launch_seconds)},
-      {"flops_per_second", number(costs.flops_per_second)},
-      {"h2d_bytes_per_second", number(costs.h2d_bytes_per_second)},
-      {"d2h_bytes_per_second", number(costs.d2h_bytes_per_second)},
-      {"compile_seconds_per_node", number(costs.compile_seconds_per_node)},
+      {"launch_seconds", number(costs.launch_seconds, kMostSeconds)},
+      {"flops_per_second", number(costs.flops_per_second, kMost)},
+      {"h2d_bytes_per_second", number(costs.h2d_bytes_per_second, kMost)},
+      {"d2h_bytes_per_second", number(costs.d2h_bytes_per_second, kMost)},
+      {"compile_seconds_per_node", number(costs.compile_seconds_per_node, kMostSeconds)},
   };
   read_map(item, fields);
 }
