@@ -25,12 +25,8 @@ void dump(const std::string& path, const RunResult& run) {
 double step_flops(const ModelConfig& config, const Plan& plan, const ModelGraphs& graphs) {
   double flops = 0;
   for (const PlannedGraph& graph : plan.graphs) {
-    const bool per_layer = graph.name == kLayerForward || graph.name == kLayerBackward;
-    const auto calls =
-        static_cast<double>(per_layer               ? config.num_hidden_layers
-                            : graph.name == kCeGrad ? static_cast<int64_t>(graphs.chunks.size())
-                                                    : 1);
-    flops += calls * graph.graph.contraction_flops();
+    const int64_t calls = graphs.calls_per_step(graph.name, config.num_hidden_layers);
+    flops += static_cast<double>(calls) * graph.graph.contraction_flops();
   }
   return flops;
 }
