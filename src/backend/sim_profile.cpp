@@ -8,6 +8,7 @@
 #include <limits>
 #include <span>
 
+#include "backend/placement_groups.h"
 #include "base/hash.h"
 #include "ops/table.h"
 
@@ -45,7 +46,6 @@ constexpr Choice<Fault::When> kWhen[] = {
     {"compile", Fault::When::kCompile}, {"load", Fault::When::kLoad}, {"run", Fault::When::kRun}};
 constexpr std::string_view kClassNames[kNumOpClasses] = {"matmul", "elementwise", "transcendental",
                                                          "reduce", "movement"};
-constexpr std::string_view kGroups[] = {"fwd", "bwd", "rms", "rms-bwd", "ce-stats", "ce-grad"};
 
 // One value of the document with the way to it.
 struct Item {
@@ -282,8 +282,8 @@ Fault read_fault(const Item& item) {
 
 std::string read_group(const Item& item) {
   std::string name = read_text_value(item);
-  if (std::find(std::begin(kGroups), std::end(kGroups), name) == std::end(kGroups)) {
-    item.fail("must name a group", "'" + name + "'", "groups are " + joined(kGroups));
+  if (std::find(kPlacementGroups.begin(), kPlacementGroups.end(), name) == kPlacementGroups.end()) {
+    item.fail("must name a group", "'" + name + "'", "groups are " + joined(kPlacementGroups));
   }
   return name;
 }

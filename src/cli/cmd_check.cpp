@@ -37,7 +37,7 @@ class Check {
       : options_(options), in_(read_check_inputs(options)), session_(check_session(options, in_)) {
     report_.model = options.text("model");
     report_.backend = session_.backend;
-    report_.reference = session_.backend == "cpu" ? "cpu:reference" : "cpu";
+    report_.reference = reference_backend(session_.backend);
     if (options.has("reference")) report_.reference = options.text("reference");
     const LayerOptions& layer = session_.graphs.layer;
     report_.layers = in_.config.num_hidden_layers;
@@ -60,7 +60,7 @@ class Check {
                 << "\n";
       return 0;
     }
-    reference_ = run_session(reference_session(session_, report_.reference), in_, quiet());
+    reference_ = run_session(judge_session(session_, report_.reference), in_, quiet());
     report_.versus_reference = compare(device_, reference_);
     for (size_t i = 0; i < device_.size(); ++i) {
       report_.seeds.push_back({in_.cases[i].seed, compare_runs(device_[i], reference_[i])});

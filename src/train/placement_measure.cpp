@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <limits>
 
+#include "base/cpu_model.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/random.h"
@@ -18,18 +18,12 @@ namespace npu {
 namespace {
 
 constexpr int64_t kFewLayers = 2;   // that the walk over placements is done on
-constexpr double kBStd = 0.01;      // of adapters: B = 0 would hide the gradient of A
 constexpr uint64_t kSeed = 0x706c;  // of adapters and tokens
 constexpr char kReason[] = "--host-parts auto";
 
 std::string machine_name() {
-  std::ifstream cpuinfo("/proc/cpuinfo");
-  for (std::string line; std::getline(cpuinfo, line);) {
-    if (!line.starts_with("model name")) continue;
-    const size_t value = line.find(": ");
-    if (value != std::string::npos) return line.substr(value + 2);
-  }
-  return "unknown CPU";
+  const std::string model = cpu_model();
+  return model.empty() ? "unknown CPU" : model;
 }
 
 ModelConfig first_layers(ModelConfig config, int64_t layers) {
@@ -167,7 +161,7 @@ class Bench {
   Outcome run(ModelRunner& runner) {
     Outcome outcome;
     std::vector<Parameter> parameters =
-        init_lora(config_, session_.graphs.layer.lora, kSeed, kBStd);
+        init_lora(config_, session_.graphs.layer.lora, kSeed, kCheckBStd);
     if (session_.graphs.train) {
       outcome.runs.push_back(run_once(runner, std::move(parameters), batch_));
     } else {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "backend/backend.h"
 #include "compile/plan.h"
@@ -27,6 +28,9 @@ struct SessionOptions {
   CompileSettings compile;
   int threads = 0;
 };
+
+// The backend that a run on `backend` is compared with.
+std::string reference_backend(std::string_view backend);
 
 // A backend chosen, graphs built and cut; nothing compiled yet. Needs only the model's config, and
 // a placement that is found (no auto_placement).
