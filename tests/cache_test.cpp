@@ -161,6 +161,18 @@ TEST(Cache, NamesTheOptionsThatDiffer) {
   EXPECT_EQ(cache.explain_miss(sample_key("p4"), "fwd.0", now), "rank changed: 4 (was 8)");
 }
 
+TEST(Cache, DoesNotCompareWithEntriesOfAnotherUse) {
+  const TempDir dir;
+  const Cache cache(dir.path());
+  CacheKey other;
+  other.add("use", "diagnose");
+  for (const char* label : {"part", "backend"}) other.add(label, "x");
+  cache.put(other, built("b"), "diagnose");
+  CacheKey key;
+  for (const char* label : {"part", "backend", "threads"}) key.add(label, "x");
+  EXPECT_EQ(cache.explain_miss(key, "fwd.0"), "no entry for this part or any like it");
+}
+
 TEST(Cache, ReadsEntriesWithoutOrigin) {
   const TempDir dir;
   const Cache cache(dir.path());

@@ -229,6 +229,64 @@ TEST(FirstFailingNode, NamesAnUnsupportedNodeWithoutCompiling) {
   EXPECT_THROW(first_failing_nodes(plan, "blocks.7", compiler, 10, {}), UserError);
 }
 
+// A cache that can't be written costs time, not the answer.
+TEST(FirstFailingNode, GoesOnWithoutACache) {
+  const TempDir folder;
+  publish_text(folder.path() / "file", "not a directory");
+  testing_fakes::FakeOptions fake;
+  fake.in_process = true;
+  fake.rejects = [](const Graph& graph) { return has_op(graph, "exp"); };
+  FakeBackend backend(fake);
+  CompileSettings settings;
+  settings.cache_dir = folder.path() / "file";
+  const Plan plan =
+      make_plan({{"fwd", testing_fakes::blocks_graph()}}, backend, testing_fakes::cut_to(2));
+  TrialCompiler compiler(backend, {}, settings);
+  const auto failing = first_failing_nodes(plan, "", compiler, 10, {100, 2});
+  ASSERT_EQ(failing.size(), 1u);
+  EXPECT_EQ(failing[0].op, "exp");
+}
+
+// What hung under a limit may be built without one (0), and a limit says nothing about memory.
+TEST(StillHolds, UnderLimitsThatAreNoWider) {
+  CompileOutcome outcome;
+  outcome.kind = Kind::kTimedOut;
+  outcome.seconds_limit = 10;
+  CompileSettings settings;
+  for (const auto& [limit, holds] :
+       std::map<double, bool>{{0, false}, {5, true}, {10, true}, {11, false}}) {
+    settings.seconds_limit = limit;
+    EXPECT_EQ(still_holds(outcome, settings), holds) << limit;
+  }
+  outcome.seconds_limit = 0;
+  EXPECT_TRUE(still_holds(outcome, settings));
+  outcome.kind = Kind::kOutOfMemory;
+  outcome.memory_limit_bytes = 100;
+  settings.memory_limit_bytes = 0;
+  EXPECT_FALSE(still_holds(outcome, settings));
+  settings.memory_limit_bytes = 50;
+  EXPECT_TRUE(still_holds(outcome, settings));
+}
+
+// A verdict of "timed out" is asked again where there is no limit any more.
+TEST(FirstFailingNode, ATimeOutDoesNotOutliveItsLimit) {
+  const TempDir cache;
+  testing_fakes::FakeOptions fake;
+  fake.mode = "hang";
+  FakeBackend hanging(fake);
+  CompileSettings settings;
+  settings.cache_dir = cache.path();
+  settings.worker = testing_fakes::worker_argv();
+  const Graph graph = testing_fakes::blocks_graph();
+  EXPECT_EQ(TrialCompiler(hanging, {}, settings).compile(graph, 0.3).kind, Kind::kTimedOut);
+  testing_fakes::FakeOptions gone = fake;  // the same key, no child
+  gone.in_process = true;
+  gone.rejects = [](const Graph&) { return true; };
+  FakeBackend other(gone);
+  EXPECT_EQ(TrialCompiler(other, {}, settings).compile(graph, 0.2).kind, Kind::kTimedOut);
+  EXPECT_EQ(TrialCompiler(other, {}, settings).compile(graph, 0).kind, Kind::kRejected);
+}
+
 // ---- errors of one output ----------------------------------------------------------------------
 
 Tensor ramp(DType dtype, int64_t size, double scale) {
@@ -329,6 +387,19 @@ TEST(CheckRuns, NamesAGradientThatIsNotFinite) {
   EXPECT_TRUE(other.not_finite.empty());
   EXPECT_EQ(compare_runs(run_of(kNan, {1, 2}, {3, 4}), good).not_finite,
             std::vector<std::string>{"loss"});
+}
+
+TEST(CheckRuns, ALossOfZeroIsComparedToo) {
+  const RunResult zero = run_of(0, {1, 2}, {3, 4}), one = run_of(1, {1, 2}, {3, 4});
+  EXPECT_EQ(compare_runs(zero, zero).loss_rel, 0);
+  EXPECT_TRUE(compare_runs(zero, zero).pass({}));
+  EXPECT_EQ(compare_runs(one, zero).loss_rel, INFINITY);
+  EXPECT_EQ(compare_runs(zero, one).loss_rel, 1);
+  EXPECT_EQ(compare_runs(run_of(kNan, {1, 2}, {3, 4}), zero).loss_rel, INFINITY);
+  // No figure is NaN, so the worst of several is not lost.
+  const std::vector<Comparison> seeds = {compare_runs(zero, zero), compare_runs(one, zero)};
+  EXPECT_EQ(worst_of(seeds).loss_rel, INFINITY);
+  EXPECT_FALSE(worst_of(seeds).pass({}));
 }
 
 TEST(CheckRuns, WorstOfSeveralSeeds) {

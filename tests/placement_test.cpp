@@ -253,6 +253,51 @@ TEST(FindPlacement, MeasuresOnceAndKeepsTheEvidence) {
   EXPECT_FALSE(known_placement(golden.model.config, other));
 }
 
+// Nothing runs where the backend happens to put it when it was to be measured.
+TEST(FindPlacement, ComesBeforePlanning) {
+  const Golden golden("llama_tiny");
+  const TempDir cache;
+  EXPECT_THROW(prepare(golden.model.config, golden_session(golden, cache.path())), InternalError);
+}
+
+TEST(FindPlacement, LimitsOfCompilingBelongToTheEvidence) {
+  const Golden golden("llama_tiny");
+  const TempDir cache;
+  const SessionOptions session = golden_session(golden, cache.path());
+  find_placement(golden.model.config, session, *golden.model.weights);
+  ASSERT_TRUE(known_placement(golden.model.config, session));
+  for (const int which : {0, 1, 2}) {
+    SessionOptions other = session;
+    if (which == 0) other.compile.seconds_limit = 60;
+    if (which == 1) other.compile.seconds_budget = 60;
+    if (which == 2) other.compile.memory_limit_bytes = int64_t{1} << 30;
+    EXPECT_FALSE(known_placement(golden.model.config, other)) << which;
+  }
+}
+
+// What an accident led to serves its run and is measured again by the next.
+TEST(FindPlacement, AnAccidentIsNoEvidence) {
+  set_log_level(LogLevel::kError);
+  const Golden golden("llama_tiny");
+  const TempDir cache;
+  SessionOptions untried = golden_session(golden, cache.path());
+  untried.compile.seconds_budget = 1e-9;
+  EXPECT_EQ(find_placement(golden.model.config, untried, *golden.model.weights).host_groups.size(),
+            6u);
+  EXPECT_FALSE(known_placement(golden.model.config, untried));
+
+  publish_text(cache.path() / "chip.yaml",
+               "name: chip\nfaults: [{when: run, kind: timeout, launch: 2, part: \"matmul\"}]\n");
+  SessionOptions failing = golden_session(golden, cache.path());
+  failing.backend = "sim:" + (cache.path() / "chip.yaml").string();
+  find_placement(golden.model.config, failing, *golden.model.weights);
+  EXPECT_FALSE(known_placement(golden.model.config, failing));
+  publish_text(cache.path() / "chip.yaml", "name: chip\n");
+  find_placement(golden.model.config, failing, *golden.model.weights);
+  EXPECT_TRUE(known_placement(golden.model.config, failing));
+  set_log_level(LogLevel::kInfo);
+}
+
 TEST(FindPlacement, WorksForEvaluationAlone) {
   const Golden golden("llama_tiny");
   const TempDir cache;
@@ -275,7 +320,9 @@ struct FailingRun {
 
   explicit FailingRun(testing_fakes::FakeOptions fake) {
     fake.in_process = true;
-    Prepared prepared = prepare(golden.model.config, golden_session(golden, cache.path()));
+    SessionOptions session = golden_session(golden, cache.path());
+    session.auto_placement = false;
+    Prepared prepared = prepare(golden.model.config, session);
     prepared.backend = std::make_unique<testing_fakes::FakeBackend>(fake);
     compile(prepared);
     runner = load(golden.model.config, std::move(prepared), *golden.model.weights);

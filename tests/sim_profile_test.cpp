@@ -108,6 +108,8 @@ TEST(Profile, ErrorsNameFileLineAndKey) {
       {"name: x\nhost_parts: [forward]\n",
        "p.yaml:2:host_parts[0]: must name a group; got 'forward'; hint: groups are fwd, bwd, rms, "
        "rms-bwd, ce-stats, ce-grad"},
+      {"name: x\ncosts: {compile_seconds_per_node: 1e7}\n",
+       "p.yaml:2:costs.compile_seconds_per_node: must be a number from 0 to 1e+06; got '1e7'"},
       {"name: x\ncosts: 3\n", "p.yaml:2:costs: must be a map; got '3'"},
       {"name: x\nfaults:\n  - {when: load, kind: wrong}\n",
        "p.yaml:3:faults[0].kind: must be one of reject, crash, out-of-memory; got 'wrong'"},

@@ -8,6 +8,7 @@
 #include <limits>
 #include <span>
 
+#include "backend/placement_groups.h"
 #include "base/hash.h"
 #include "ops/table.h"
 
@@ -45,7 +46,6 @@ constexpr Choice<Fault::When> kWhen[] = {
     {"compile", Fault::When::kCompile}, {"load", Fault::When::kLoad}, {"run", Fault::When::kRun}};
 constexpr std::string_view kClassNames[kNumOpClasses] = {"matmul", "elementwise", "transcendental",
                                                          "reduce", "movement"};
-constexpr std::string_view kGroups[] = {"fwd", "bwd", "rms", "rms-bwd", "ce-stats", "ce-grad"};
 
 // One value of the document with the way to it.
 struct Item {
@@ -244,16 +244,16 @@ void read_limits(const Item& item, Limits& limits) {
 }
 
 void read_costs(const Item& item, Costs& costs) {
-  constexpr double kMost = 1e18;
-  const auto number = [](double& into) {
-    return [&into](const Item& i) { into = read_number(i, 0, kMost); };
+  constexpr double kMost = 1e18, kMostSeconds = 1e6;
+  const auto number = [](double& into, double most) {
+    return [&into, most](const Item& i) { into = read_number(i, 0, most); };
   };
   const Field fields[] = {
-      {"launch_seconds", number(costs.launch_seconds)},
-      {"flops_per_second", number(costs.flops_per_second)},
-      {"h2d_bytes_per_second", number(costs.h2d_bytes_per_second)},
-      {"d2h_bytes_per_second", number(costs.d2h_bytes_per_second)},
-      {"compile_seconds_per_node", number(costs.compile_seconds_per_node)},
+      {"launch_seconds", number(costs.launch_seconds, kMostSeconds)},
+      {"flops_per_second", number(costs.flops_per_second, kMost)},
+      {"h2d_bytes_per_second", number(costs.h2d_bytes_per_second, kMost)},
+      {"d2h_bytes_per_second", number(costs.d2h_bytes_per_second, kMost)},
+      {"compile_seconds_per_node", number(costs.compile_seconds_per_node, kMostSeconds)},
   };
   read_map(item, fields);
 }
@@ -282,8 +282,8 @@ Fault read_fault(const Item& item) {
 
 std::string read_group(const Item& item) {
   std::string name = read_text_value(item);
-  if (std::find(std::begin(kGroups), std::end(kGroups), name) == std::end(kGroups)) {
-    item.fail("must name a group", "'" + name + "'", "groups are " + joined(kGroups));
+  if (std::find(kPlacementGroups.begin(), kPlacementGroups.end(), name) == kPlacementGroups.end()) {
+    item.fail("must name a group", "'" + name + "'", "groups are " + joined(kPlacementGroups));
   }
   return name;
 }

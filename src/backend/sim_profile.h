@@ -55,7 +55,7 @@ struct Fault {
   When when = When::kRun;
   Failure kind = Failure::kReject;
   std::string part;               // of the part's printed text; "" = any
-  std::optional<int64_t> launch;  // the number of the call of matching parts; nothing = every one
+  std::optional<int64_t> launch;  // of the calls of each loaded part that matches; nothing = all
 };
 
 struct Profile {

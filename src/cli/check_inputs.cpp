@@ -10,8 +10,6 @@
 namespace npu {
 namespace {
 
-constexpr double kCheckBStd = 0.01;  // B = 0 would hide the gradient of A
-
 // int64 [B,S] → int32, range-checked.
 std::vector<int32_t> token_tensor(const SafetensorsFile& file, const std::string& where,
                                   const char* name, int64_t low, int64_t high, Shape& shape) {
@@ -132,7 +130,7 @@ SessionOptions check_session(const Options& options, const CheckInputs& in) {
   return session;
 }
 
-SessionOptions reference_session(const SessionOptions& session, const std::string& backend) {
+SessionOptions judge_session(const SessionOptions& session, const std::string& backend) {
   SessionOptions reference = session;
   reference.backend = backend;
   reference.host_groups.emplace();
@@ -141,7 +139,7 @@ SessionOptions reference_session(const SessionOptions& session, const std::strin
 }
 
 SessionOptions fp32_session(const SessionOptions& session, const ModelConfig& config) {
-  SessionOptions fp32 = reference_session(session, "cpu");
+  SessionOptions fp32 = judge_session(session, "cpu");
   fp32.activation_dtype = DType::kF32;
   fp32.graphs.layer.numerics = Numerics::kFp32;
   fp32.graphs.layer.weight_dtype = config.storage_dtype;

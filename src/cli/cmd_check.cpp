@@ -25,12 +25,8 @@ void dump(const std::string& path, const RunResult& run) {
 double step_flops(const ModelConfig& config, const Plan& plan, const ModelGraphs& graphs) {
   double flops = 0;
   for (const PlannedGraph& graph : plan.graphs) {
-    const bool per_layer = graph.name == kLayerForward || graph.name == kLayerBackward;
-    const auto calls =
-        static_cast<double>(per_layer               ? config.num_hidden_layers
-                            : graph.name == kCeGrad ? static_cast<int64_t>(graphs.chunks.size())
-                                                    : 1);
-    flops += calls * graph.graph.contraction_flops();
+    const int64_t calls = graphs.calls_per_step(graph.name, config.num_hidden_layers);
+    flops += static_cast<double>(calls) * graph.graph.contraction_flops();
   }
   return flops;
 }
@@ -41,7 +37,7 @@ class Check {
       : options_(options), in_(read_check_inputs(options)), session_(check_session(options, in_)) {
     report_.model = options.text("model");
     report_.backend = session_.backend;
-    report_.reference = session_.backend == "cpu" ? "cpu:reference" : "cpu";
+    report_.reference = reference_backend(session_.backend);
     if (options.has("reference")) report_.reference = options.text("reference");
     const LayerOptions& layer = session_.graphs.layer;
     report_.layers = in_.config.num_hidden_layers;
@@ -64,7 +60,7 @@ class Check {
                 << "\n";
       return 0;
     }
-    reference_ = run_session(reference_session(session_, report_.reference), in_, quiet());
+    reference_ = run_session(judge_session(session_, report_.reference), in_, quiet());
     report_.versus_reference = compare(device_, reference_);
     for (size_t i = 0; i < device_.size(); ++i) {
       report_.seeds.push_back({in_.cases[i].seed, compare_runs(device_[i], reference_[i])});

@@ -25,6 +25,7 @@ Prepared prepare_for_diagnosis(const Options& options) {
   const ModelConfig config = open_model(options, /*with_weights=*/false).config;
   SessionOptions session = session_options(options, lora_options(options), config);
   if (!options.has("host-parts") || session.auto_placement) session.host_groups.emplace();
+  session.auto_placement = false;
   session.graphs.layer.batch = options.integer("batch", 1, 4096);
   const int64_t rows = session.graphs.layer.batch * session.graphs.layer.seq_len;
   const int64_t asked = options.integer("loss-rows");

@@ -71,7 +71,8 @@ void resolve_recompute(const Options& options, const ModelConfig& config, Sessio
 // Decides --host-parts auto, from evidence or by measuring; says how. Last before a runner starts.
 void resolve_placement(const ModelConfig& config, SessionOptions& session,
                        const WeightStore& weights);
-// The same from evidence alone; without any the backend's default stands, which is said.
+// The same from evidence alone; without any all groups are on the device and evaluation is among
+// the graphs, as a run will want them for measuring, which is said.
 std::optional<Placement> recall_placement(const ModelConfig& config, SessionOptions& session);
 
 // prepare + compile + load with progress on stderr.

@@ -190,6 +190,7 @@ int diagnose_repro(const Options& options, const std::string& name) {
   const CheckInputs in = read_check_inputs(options, options.integer("batch", 1, 4096));
   SessionOptions session = check_session(options, in);
   if (!options.has("host-parts")) session.host_groups.emplace();
+  resolve_placement(in.config, session, *in.weights);
   Prepared prepared = prepare(in.config, session);
   if (name.find('/') != std::string::npos) recall(prepared);  // a piece of a part that was cut
   const size_t distinct = find_part(prepared.plan, name);
@@ -207,7 +208,11 @@ int diagnose_repro(const Options& options, const std::string& name) {
   const Prepared on_device = prepare(in.config, session);
   const std::vector<Tensor> inputs =
       capture_inputs(in, std::move(prepared), distinct, options.flag("quiet"));
-  NPU_CHECK(!inputs.empty(), "a step does not call " + name);
+  if (inputs.empty()) {
+    fail(ErrorKind::kUsage, "diagnose repro", "a step of this model does not call the part",
+         "'" + name + "' with " + std::to_string(in.config.num_hidden_layers) + " layers",
+         "take more --layers, or another part");
+  }
   const auto reference = make_backend(judge_name(options)).take();
   const std::vector<Tensor> expected =
       run_compiled(*reference, reference->compile(part, {}).take(), part, inputs, session.threads)

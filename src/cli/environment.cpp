@@ -3,10 +3,10 @@
 
 #include <gnu/libc-version.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "backend/backend.h"
+#include "base/cpu_model.h"
 #include "base/thread_pool.h"
 #include "base/version.h"
 
@@ -26,16 +26,6 @@ std::string cpu_features() {
   add(__builtin_cpu_supports("avx512bf16") != 0, "avx512bf16");
 #endif
   return features.empty() ? "baseline" : features;
-}
-
-// The value of the first "model name : …"; "" where the kernel does not say.
-std::string cpu_model() {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "";
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "base/random.h"
 #include "cli/commands.h"
 #include "cli/scoring.h"
+#include "io/http.h"
 #include "io/serving.h"
 #include "train/lora_state.h"
 #include "train/serve_gap.h"
@@ -89,7 +90,10 @@ GapInputs read_inputs(const Options& options) {
 ServedLogProbs ask_engine(const Options& options, const GapInputs& in) {
   const std::string where = options.text("serve-gap");
   const double seconds = options.real("serve-timeout");
-  if (!(seconds > 0)) fail(ErrorKind::kUsage, "--serve-timeout", "must be positive");
+  if (seconds <= 0 || seconds > kMostHttpSeconds) {
+    fail(ErrorKind::kUsage, "--serve-timeout", "must be over 0 and at most 1000000 seconds",
+         options.text("serve-timeout"));
+  }
   if (where == "transformers") {
     if (!fs::is_directory(in.model.path)) {
       fail(ErrorKind::kUsage, "--model", "transformers needs a model directory",
@@ -195,7 +199,8 @@ int check_serve_gap(const Options& options) {
   Json report = {{"engine", served.engine}, {"tokens", serving.size()}};
   double best = INFINITY;
   for (const Numerics numerics : kAllNumerics) {
-    const SessionOptions session = gap_session(options, in, numerics);
+    SessionOptions session = gap_session(options, in, numerics);
+    resolve_placement(in.model.config, session, *in.model.weights);
     const GapStatistics s = gap_statistics(training_log_probs(session, in, quiet), serving);
     report["backend"] = session.backend;
     report["dtype"] = std::string(dtype_name(session.graphs.layer.activation_dtype));

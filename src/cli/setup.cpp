@@ -232,8 +232,11 @@ std::optional<Placement> recall_placement(const ModelConfig& config, SessionOpti
   if (placement) {
     session.host_groups = placement->host_groups;
   } else {
+    session.host_groups.emplace();
+    session.graphs.eval = true;
     log_info("placement",
-             "decided at the first run with --host-parts auto; until then the backend's default");
+             "decided at the first run with --host-parts auto, which measures every group on the "
+             "device; so all are taken to be there");
   }
   session.auto_placement = false;
   return placement;

@@ -201,6 +201,7 @@ std::string Cache::explain_miss(const CacheKey& key, std::string_view group,
   for (const fs::path& path : paths) {
     const Result<Manifest> manifest = read_manifest(path);
     if (!manifest) continue;  // get() warns about it when its turn comes
+    if (find_item(manifest.value().items, "use") != nullptr) continue;  // no part of a run
     const CacheKey::Item* other = find_item(manifest.value().items, "part");
     const bool same_part = part && other && part->sha256 == other->sha256;
     if (!same_part && graph_of(manifest.value().group) != graph_of(group)) continue;

@@ -14,8 +14,9 @@
 namespace npu {
 
 // An ordered list of (label, value): "part", "backend", "compiler", "traits", "threads" and one
-// label per vendor option. The digest is the SHA-256 over all of them; a miss is explained by the
-// labels whose values differ from the nearest entry's.
+// label per vendor option; "use" comes first where the entry is not for running. The digest is the
+// SHA-256 over all of them; a miss is explained by the labels whose values differ from the nearest
+// entry's.
 class CacheKey {
  public:
   void add(std::string label, std::string_view value);  // stores the value's hash and a short form

@@ -53,19 +53,6 @@ CacheKey key_of(const DistinctPart& part, const Traits& traits, const std::strin
   return key;
 }
 
-// Whether a failure from the cache also counts under today's limits.
-bool still_holds(const CompileOutcome& outcome, const CompileSettings& settings) {
-  const auto wider = [](auto now, auto then) { return then > 0 && (now == 0 || now > then); };
-  switch (outcome.kind) {
-    case Kind::kTimedOut:
-      return !wider(settings.seconds_limit, outcome.seconds_limit);
-    case Kind::kOutOfMemory:
-      return !wider(settings.memory_limit_bytes, outcome.memory_limit_bytes);
-    default:
-      return true;
-  }
-}
-
 class PlanCompiler {
  public:
   PlanCompiler(Plan& plan, Backend& backend, const CompileOptions& options,
@@ -83,7 +70,10 @@ class PlanCompiler {
     const std::vector<size_t> misses = cut_.open();
     if (settings_.expect_cached && !misses.empty()) fail_for_misses(misses);
     compile(misses.size());
-    for (const size_t part : cut_.open()) cut_.not_tried(part, budget_reason());
+    for (const size_t part : cut_.open()) {
+      cut_.not_tried(part, budget_reason());
+      report_.lasting = false;
+    }
     return finish();
   }
 
@@ -245,6 +235,7 @@ class PlanCompiler {
 
   void record(const Job& job, JobResult result) {
     CompileOutcome& outcome = result.outcome;
+    report_.lasting = report_.lasting && result.lasting;
     if (result.lasting) report_.cache_digests.push_back(job.key.digest());
     if (outcome.built()) {
       ++(outcome.from_cache ? report_.cached : report_.built);
@@ -285,6 +276,18 @@ class PlanCompiler {
 };
 
 }  // namespace
+
+bool still_holds(const CompileOutcome& outcome, const CompileSettings& settings) {
+  const auto wider = [](auto now, auto then) { return then > 0 && (now <= 0 || now > then); };
+  switch (outcome.kind) {
+    case Kind::kTimedOut:
+      return !wider(settings.seconds_limit, outcome.seconds_limit);
+    case Kind::kOutOfMemory:
+      return !wider(settings.memory_limit_bytes, outcome.memory_limit_bytes);
+    default:
+      return true;
+  }
+}
 
 CompileReport compile_plan(Plan& plan, Backend& backend, const CompileOptions& options,
                            const CompileSettings& settings) {

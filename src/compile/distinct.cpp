@@ -4,9 +4,7 @@
 #include "ir/text.h"
 
 namespace npu {
-namespace {
 
-// Why the backend can't take this part; "" when it can.
 std::string unsupported_node(Backend& backend, const Graph& part) {
   for (size_t id = 0; id < part.nodes().size(); ++id) {
     if (part.nodes()[id].is_input()) continue;
@@ -15,8 +13,6 @@ std::string unsupported_node(Backend& backend, const Graph& part) {
   }
   return "";
 }
-
-}  // namespace
 
 DistinctParts::DistinctParts(std::vector<DistinctPart>& parts, Backend& backend)
     : parts_(parts), backend_(backend) {

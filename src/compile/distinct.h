@@ -10,6 +10,10 @@
 
 namespace npu {
 
+// Why the backend can't take this part, known before compiling: "exp: is not accepted"; "" when it
+// can.
+std::string unsupported_node(Backend& backend, const Graph& part);
+
 class DistinctParts {
  public:
   // Adds to `parts`, which may hold some already.

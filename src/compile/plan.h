@@ -100,6 +100,9 @@ struct CompileReport {
   };
   std::vector<Cut> cuts;                   // parts that failed and whose pieces stand for them
   std::vector<std::string> cache_digests;  // of every entry that this came from, failures included
+  // False when another try may end otherwise: the budget left a part untried, or one failed for a
+  // reason that is not its own.
+  bool lasting = true;
   double seconds = 0;
 };
 // Fills the outcome of every distinct part that runs on the device, from the cache or by compiling.
@@ -115,6 +118,10 @@ CompileReport compile_plan(Plan& plan, Backend& backend, const CompileOptions& o
 // the device without an outcome, as all do where the compiler is missing.
 CompileReport recall_plan(Plan& plan, Backend& backend, const CompileOptions& options,
                           const CompileSettings& settings);
+
+// Whether an outcome from the cache also counts under these limits: one that ran into a limit says
+// nothing about a wider one.
+bool still_holds(const CompileOutcome& outcome, const CompileSettings& settings);
 
 // The child's side: one job on stdin (backend name, options, part text), the result on stdout.
 // Returns the exit code.

@@ -55,6 +55,8 @@ std::unique_ptr<curl_slist, FreeList> header_list(const HttpRequest& request) {
 
 Result<HttpResponse> send_http(const HttpRequest& request) {
   NPU_CHECK(curl_ready(), "libcurl does not start");
+  NPU_CHECK(request.seconds > 0 && request.seconds <= kMostHttpSeconds,
+            "a request of " + std::to_string(request.seconds) + " s");
   const std::unique_ptr<CURL, FreeHandle> handle(curl_easy_init());
   NPU_CHECK(handle != nullptr, "libcurl gives no handle");
   CURL* curl = handle.get();

@@ -9,11 +9,13 @@
 
 namespace npu {
 
+inline constexpr double kMostHttpSeconds = 1e6;
+
 struct HttpRequest {
   std::string url;                   // http:// or https://
   std::string body;                  // JSON; "" makes it a GET
   std::vector<std::string> headers;  // "Name: value"
-  double seconds = 600;              // for all of it
+  double seconds = 600;              // for all of it; at most kMostHttpSeconds
   double connect_seconds = 10;
   size_t max_body_bytes = size_t{256} << 20;
 };

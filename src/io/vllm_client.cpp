@@ -6,9 +6,12 @@
 #include "io/http.h"
 #include "io/json.h"
 #include "io/serving.h"
+#include "io/unicode.h"
 
 namespace npu {
 namespace {
+
+constexpr size_t kShown = 300;  // of what a server says, without control characters
 
 std::string base_url(std::string url) {
   while (url.ends_with('/')) url.pop_back();
@@ -31,8 +34,7 @@ std::string server_message(const std::string& body) {
     if (message.empty()) message = text(top, "detail");
   }
   if (message.empty()) message = body;
-  constexpr size_t kLongest = 300;
-  return message.size() > kLongest ? message.substr(0, kLongest) + "…" : message;
+  return printable(message, kShown);
 }
 
 Json ask(const ServingEndpoint& endpoint, const std::string& path, const std::string& body) {
@@ -55,17 +57,18 @@ Json ask(const ServingEndpoint& endpoint, const std::string& path, const std::st
 
 std::string only_model(const ServingEndpoint& endpoint) {
   const Json models = ask(endpoint, "/models", "");
-  std::string names;
+  std::string first, names;
   size_t count = 0;
   if (models.is_object() && models.contains("data") && models["data"].is_array()) {
     for (const Json& model : models["data"]) {
       if (!model.is_object() || !model.contains("id") || !model["id"].is_string()) continue;
-      names += (count++ == 0 ? "" : ", ") + model["id"].get<std::string>();
+      if (count++ == 0) first = model["id"].get<std::string>();
+      names += (count == 1 ? "" : ", ") + model["id"].get<std::string>();
     }
   }
-  if (count == 1) return names;
+  if (count == 1) return first;
   fail(ErrorKind::kUsage, "--serve-model", "is needed",
-       count == 0 ? "the server lists no model" : "the server lists " + names);
+       count == 0 ? "the server lists no model" : "the server lists " + printable(names, kShown));
 }
 
 // prompt_logprobs is a list as long as the prompt: null for the first token, then objects with the
@@ -93,12 +96,13 @@ std::vector<double> read_log_probs(const Json& answer, const std::vector<int32_t
     const std::string token = std::to_string(prompt[i]);
     const std::string place = "token " + std::to_string(i) + " (id " + token + ")";
     if (!list[i].is_object() || !list[i].contains(token)) {
-      broken("no log-probability of " + place, list[i].dump().substr(0, 100));
+      broken("no log-probability of " + place, printable(list[i].dump(), 100));
     }
     const Json& entry = list[i][token];
     const Json& value = entry.is_object() && entry.contains("logprob") ? entry["logprob"] : entry;
     if (!value.is_number() || !std::isfinite(value.get<double>()) || value.get<double>() > 1e-3) {
-      broken("the log-probability of " + place + " is not a number of at most 0", value.dump());
+      broken("the log-probability of " + place + " is not a number of at most 0",
+             printable(value.dump(), 100));
     }
     out.push_back(value.get<double>());
   }
@@ -110,7 +114,7 @@ std::vector<double> read_log_probs(const Json& answer, const std::vector<int32_t
 ServedLogProbs vllm_log_probs(const ServingEndpoint& endpoint, const Prompts& prompts) {
   const std::string model = endpoint.model.empty() ? only_model(endpoint) : endpoint.model;
   ServedLogProbs out;
-  out.engine = "vllm model " + model;
+  out.engine = "vllm model " + printable(model, kShown);
   for (const std::vector<int32_t>& prompt : prompts) {
     // temperature: the server's default may come from the model's generation_config.json. Of a
     // prompt's logprobs only the token's own is needed, but some versions take 0 for "none".

@@ -20,6 +20,13 @@ void sort_worst_first(std::vector<GradientError>& grads) {
       grads, [](const GradientError& a, const GradientError& b) { return a.rel > b.rel; });
 }
 
+// Never NaN, which would compare as "not worse" and vanish from every maximum.
+double relative_difference(double value, double reference) {
+  if (!std::isfinite(value) || !std::isfinite(reference)) return kInfinity;
+  if (value == reference) return 0;
+  return reference == 0 ? kInfinity : std::abs(value - reference) / std::abs(reference);
+}
+
 }  // namespace
 
 RunResult run_once(ModelRunner& runner, std::vector<Parameter> parameters, const Batch& batch) {
@@ -40,14 +47,12 @@ Comparison compare_runs(const RunResult& run, const RunResult& reference) {
   out.loss = run.loss;
   out.reference_loss = reference.loss;
   out.finite = std::isfinite(run.loss) && std::isfinite(reference.loss);
-  out.loss_rel =
-      out.finite ? std::abs(run.loss - reference.loss) / std::abs(reference.loss) : kInfinity;
+  out.loss_rel = relative_difference(run.loss, reference.loss);
   if (!std::isfinite(run.loss)) out.not_finite.emplace_back("loss");
   for (size_t i = 0; i < run.parameters.size(); ++i) {
     const Difference d = difference(run.parameters[i].grad, reference.parameters[i].grad);
     GradientError error{run.parameters[i].name, d.rel_l2, d.cosine, true};
     if (!d.finite) {
-      // A NaN would compare as "not worse" and vanish from every maximum below.
       error.rel = kInfinity;
       error.cosine = 0;
       error.finite = all_finite(run.parameters[i].grad);

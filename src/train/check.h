@@ -31,7 +31,8 @@ struct CheckLimits {
 };
 
 struct Comparison {
-  double loss = 0, reference_loss = 0, loss_rel = 0;
+  double loss = 0, reference_loss = 0;
+  double loss_rel = 0;  // infinite where a loss is not finite or only the reference is 0
   double worst_grad_rel = 0, min_cosine = 1;
   std::vector<GradientError> grads;     // worst first
   bool finite = true;                   // both sides

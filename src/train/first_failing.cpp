@@ -2,9 +2,11 @@
 #include "train/first_failing.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.h"
 #include "base/thread_pool.h"
+#include "compile/distinct.h"
 #include "compile/worker.h"
 #include "ir/text.h"
 
@@ -64,17 +66,21 @@ CompileOutcome TrialCompiler::run(const Graph& graph, const std::string& text, d
 
 std::optional<CompileOutcome> TrialCompiler::unsupported(const Graph& graph) {
   const std::lock_guard lock(backend_mutex_);
-  for (size_t id = 0; id < graph.nodes().size(); ++id) {
-    const Node& node = graph.nodes()[id];
-    if (node.is_input()) continue;
-    const auto reason = backend_.unsupported(graph, static_cast<NodeId>(id));
-    if (!reason) continue;
-    CompileOutcome outcome;
-    outcome.kind = Kind::kRejected;
-    outcome.reason = std::string(kUnsupported) + std::string(node.op->name) + ": " + *reason;
-    return outcome;
+  const std::string reason = unsupported_node(backend_, graph);
+  if (reason.empty()) return std::nullopt;
+  CompileOutcome outcome;
+  outcome.kind = Kind::kRejected;
+  outcome.reason = std::string(kUnsupported) + reason;
+  return outcome;
+}
+
+void TrialCompiler::store(const CacheKey& key, const CompileOutcome& outcome) {
+  try {
+    cache_.put(key, outcome, "diagnose");
+  } catch (const UserError& e) {
+    const std::lock_guard lock(backend_mutex_);
+    if (!std::exchange(warned_, true)) log_warn("cache", "not stored: " + e.error().text());
   }
-  return std::nullopt;
 }
 
 CompileOutcome TrialCompiler::build(const Graph& graph) {
@@ -92,12 +98,10 @@ CompileOutcome TrialCompiler::compile(const Graph& graph, double seconds_limit) 
   key.add("backend", backend_.traits().name);
   key.add("compiler", compiler_);
   for (const auto& [name, value] : options_.vendor) key.add("option " + name, value);
-  if (auto known = cache_.get(key)) {
-    const bool narrower =
-        (known->kind == Kind::kTimedOut && known->seconds_limit < seconds_limit) ||
-        (known->kind == Kind::kOutOfMemory &&
-         known->memory_limit_bytes < settings_.memory_limit_bytes);
-    if (!narrower) return std::move(*known);
+  CompileSettings settings = settings_;
+  settings.seconds_limit = seconds_limit;
+  if (auto known = cache_.get(key); known && still_holds(*known, settings)) {
+    return std::move(*known);
   }
   bool lasting = true;
   CompileOutcome outcome = run(graph, text, seconds_limit, lasting);
@@ -108,7 +112,7 @@ CompileOutcome TrialCompiler::compile(const Graph& graph, double seconds_limit) 
     }
     outcome.blob = Blob();  // only the verdict is of use
   }
-  if (lasting) cache_.put(key, outcome, "diagnose");
+  if (lasting) store(key, outcome);
   return outcome;
 }
 

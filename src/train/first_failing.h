@@ -13,7 +13,8 @@
 namespace npu {
 
 // Compiles graphs one at a time as a run would: unsupported nodes first, then in a child under the
-// limits of `settings`, with the cache between. Safe to call from several threads.
+// limits of `settings`, with the cache between (one that can't be written is a warning). Safe to
+// call from several threads.
 class TrialCompiler {
  public:
   // Error (UserError): the compiler is not there.
@@ -30,6 +31,7 @@ class TrialCompiler {
   std::optional<CompileOutcome> unsupported(const Graph& graph);
   CompileOutcome run(const Graph& graph, const std::string& text, double seconds_limit,
                      bool& lasting);
+  void store(const CacheKey& key, const CompileOutcome& outcome);
 
   Backend& backend_;
   CompileOptions options_;
@@ -37,6 +39,7 @@ class TrialCompiler {
   std::string compiler_;
   Cache cache_;
   std::mutex backend_mutex_;
+  bool warned_ = false;  // that the cache can't be written
   std::atomic<double> longest_seconds_ = 0;
 };
 

@@ -1,10 +1,10 @@
 // The graphs that one training or evaluation run needs, once each whatever the model's depth.
 #pragma once
 
-#include <array>
 #include <string>
 #include <vector>
 
+#include "backend/placement_groups.h"
 #include "compile/plan.h"
 #include "model/model.h"
 #include "transform/passes.h"
@@ -21,10 +21,6 @@ struct GraphOptions {
   bool eval = false;            // forward-only graphs
   PassOptions passes;           // which passes are off
 };
-
-// What can be placed apart: each graph belongs to one of these.
-inline constexpr std::array<std::string_view, 6> kPlacementGroups = {
-    "fwd", "bwd", "rms", "rms-bwd", "ce-stats", "ce-grad"};
 
 // Names of the graphs. The first layer's backward leaves out dx where nothing below it is trained.
 inline constexpr std::string_view kLayerForward = "layer_fwd", kLayerBackward = "layer_bwd",

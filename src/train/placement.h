@@ -58,8 +58,8 @@ using TryPlacement = std::function<Comparison(const HostGroups&, bool all_layers
 // all on the host passes untried.
 void choose_placement(Placement& placement, const TryPlacement& compare, const CheckLimits& limits);
 
-// What a placement belongs to: the graphs, their limits and passes, the backend, its compiler, this
-// machine and the number of threads. Errors: the compiler is missing.
+// What a placement belongs to: the graphs, their limits and passes, the backend, its compiler and
+// the limits of compiling, this machine and the number of threads. Errors: the compiler is missing.
 Result<std::string> placement_digest(const Prepared& prepared, int64_t layers);
 
 // CACHE/placement/DIGEST.json. Damaged evidence is dropped with a warning; the directory is
@@ -79,7 +79,9 @@ std::optional<Placement> known_placement(const ModelConfig& config, const Sessio
 
 // The evidence, or else measured now: two layers of the model on the device and on the host, then
 // the choice at full depth. Compiles what is not in the cache. What it measures is kept in the
-// cache directory; one that can't be written is a warning.
+// cache directory, unless an accident had a say in it: a call that failed on the device, a part
+// that was not tried or whose compiler did not answer. A directory that can't be written is a
+// warning.
 Placement find_placement(const ModelConfig& config, const SessionOptions& session,
                          const WeightStore& weights);
 

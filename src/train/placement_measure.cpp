@@ -1,9 +1,10 @@
 // Measuring: what each group costs on the device and on the host, and what placements come to.
 #include <algorithm>
 #include <cmath>
-#include <fstream>
+#include <cstdio>
 #include <limits>
 
+#include "base/cpu_model.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/random.h"
@@ -17,18 +18,12 @@ namespace npu {
 namespace {
 
 constexpr int64_t kFewLayers = 2;   // that the walk over placements is done on
-constexpr double kBStd = 0.01;      // of adapters: B = 0 would hide the gradient of A
 constexpr uint64_t kSeed = 0x706c;  // of adapters and tokens
 constexpr char kReason[] = "--host-parts auto";
 
 std::string machine_name() {
-  std::ifstream cpuinfo("/proc/cpuinfo");
-  for (std::string line; std::getline(cpuinfo, line);) {
-    if (!line.starts_with("model name")) continue;
-    const size_t value = line.find(": ");
-    if (value != std::string::npos) return line.substr(value + 2);
-  }
-  return "unknown CPU";
+  const std::string model = cpu_model();
+  return model.empty() ? "unknown CPU" : model;
 }
 
 ModelConfig first_layers(ModelConfig config, int64_t layers) {
@@ -99,10 +94,13 @@ class Bench {
     } catch (const UserError& e) {
       if (runner_->runtime().failed_group().empty()) throw;  // not the device
       log_warn("placement", e.error().text());
-      worst.finite = false;
+      worst.finite = lasting_ = false;
     }
     return worst;
   }
+
+  // Whether all of it would come out again: no call failed on the device, no part was left untried.
+  bool lasting() const { return lasting_; }
 
   // All groups on the device; a group that fails there goes to the host for good.
   void time_device() {
@@ -154,7 +152,7 @@ class Bench {
     session.host_groups = on_host;
     Prepared prepared = prepare(config_, session);
     graphs_ = prepared.graphs;
-    npu::compile(prepared);
+    lasting_ = npu::compile(prepared).lasting && lasting_;
     auto runner = load(config_, std::move(prepared), weights_);
     runner->runtime().set_probe([this](const Runtime::PartCall& call) { clock_.add(call); });
     return runner;
@@ -163,7 +161,7 @@ class Bench {
   Outcome run(ModelRunner& runner) {
     Outcome outcome;
     std::vector<Parameter> parameters =
-        init_lora(config_, session_.graphs.layer.lora, kSeed, kBStd);
+        init_lora(config_, session_.graphs.layer.lora, kSeed, kCheckBStd);
     if (session_.graphs.train) {
       outcome.runs.push_back(run_once(runner, std::move(parameters), batch_));
     } else {
@@ -189,10 +187,12 @@ class Bench {
   Outcome reference_;
   std::unique_ptr<ModelRunner> runner_;
   HostGroups lost_;  // groups that the device failed on
+  bool lasting_ = true;
 };
 
+// `lasting` gets whether the same would be measured again.
 Placement measure(const ModelConfig& config, const SessionOptions& session,
-                  const WeightStore& weights, Placement placement) {
+                  const WeightStore& weights, Placement placement, bool& lasting) {
   Bench few(first_layers(config, kFewLayers), session, weights, /*timed=*/true);
   placement.groups = few.measures(placement.layers);
   std::unique_ptr<Bench> whole;
@@ -205,6 +205,7 @@ Placement measure(const ModelConfig& config, const SessionOptions& session,
     return whole->compare(on_host);
   };
   choose_placement(placement, compare, CheckLimits{});
+  lasting = few.lasting() && (!whole || whole->lasting());
   return placement;
 }
 
@@ -228,12 +229,19 @@ Result<std::string> placement_digest(const Prepared& prepared, int64_t layers) {
   const auto add = [&digest](const std::string& text) {
     digest.update(std::to_string(text.size()) + ":" + text);
   };
-  add("placement 1");
+  add("placement 2");
   for (const std::string& text : {traits.name, compiler.value(), machine_name()}) add(text);
   for (const int64_t number : {limits.contractions, limits.nodes, limits.inputs, limits.outputs,
                                layers, int64_t{prepared.options.threads}, int64_t{usable_cpus()},
-                               int64_t{prepared.options.compile.adaptive_cut}}) {
+                               int64_t{prepared.options.compile.adaptive_cut},
+                               prepared.options.compile.memory_limit_bytes}) {
     add(std::to_string(number));
+  }
+  for (const double seconds :
+       {prepared.options.compile.seconds_limit, prepared.options.compile.seconds_budget}) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.17g", seconds);
+    add(text);
   }
   for (const auto& [name, value] : prepared.options.plan.compile.vendor) add(name + "=" + value);
   for (const PlannedGraph& graph : prepared.plan.graphs) add(print_graph(graph.graph));
@@ -262,7 +270,14 @@ Placement find_placement(const ModelConfig& config, const SessionOptions& sessio
   placement.layers = config.num_hidden_layers;
   placement.default_groups = {traits.host_parts.begin(), traits.host_parts.end()};
   log_info("placement", "measuring what each group costs on " + traits.name + " and on the host");
-  placement = measure(config, unplaced(session), weights, std::move(placement));
+  bool lasting = true;
+  placement = measure(config, unplaced(session), weights, std::move(placement), lasting);
+  if (!lasting) {
+    log_warn("placement",
+             "evidence not stored: a call failed on the device, or a part was not compiled for a "
+             "passing reason; the next run measures again");
+    return placement;
+  }
   try {
     write_placement(session.compile.cache_dir, placement);
   } catch (const UserError& e) {

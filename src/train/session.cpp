@@ -60,7 +60,12 @@ PartOrigin origin_of(const ModelConfig& config, const SessionOptions& options) {
 
 }  // namespace
 
+std::string reference_backend(std::string_view backend) {
+  return backend == "cpu" ? "cpu:reference" : "cpu";
+}
+
 Prepared prepare(const ModelConfig& config, SessionOptions options) {
+  NPU_CHECK(!options.auto_placement, "the placement is still to be found");
   Prepared out;
   out.backend = make_backend(options.backend).take();
   const Traits& traits = out.backend->traits();

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "backend/backend.h"
 #include "compile/plan.h"
@@ -28,7 +29,11 @@ struct SessionOptions {
   int threads = 0;
 };
 
-// A backend chosen, graphs built and cut; nothing compiled yet. Needs only the model's config.
+// The backend that a run on `backend` is compared with.
+std::string reference_backend(std::string_view backend);
+
+// A backend chosen, graphs built and cut; nothing compiled yet. Needs only the model's config, and
+// a placement that is found (no auto_placement).
 struct Prepared {
   std::unique_ptr<Backend> backend;
   ModelGraphs graphs;

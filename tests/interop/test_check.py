@@ -168,6 +168,13 @@ def test_repro_runs_in_onnxruntime(run, tmp_path, part):
     assert graph == (out / "graph.ir").read_text()
 
 
+def test_repro_of_a_part_that_no_step_calls(run, tmp_path):
+    """One layer has no backward that hands dx on."""
+    done = run("diagnose", "repro", "layer_bwd.0", "--layers", 1, "--model", TINY, "--backend", "cpu",
+               "--seq-len", 32, "--out", tmp_path / "case", expect=2)
+    assert "layer_bwd.0" in done.stderr.splitlines()[-1]
+
+
 def test_repro_overwrites_only_its_own(run, tmp_path):
     command = ["diagnose", "repro", "final_norm.0", "--model", TINY, "--backend", "cpu",
                "--seq-len", 32, "--out"]

@@ -3,6 +3,7 @@ import json
 
 import pytest
 from conftest import REPO, read_jsonl, write_jsonl
+from fake_vllm import FakeVllm
 
 TINY = REPO / "tests/golden/llama_tiny"
 SHAPE = ("--model", TINY, "--seq-len", 32)
@@ -152,3 +153,25 @@ def test_a_resumed_run_keeps_its_placement(run, data, tmp_path):
     # With auto the groups of the checkpoint are taken; nothing is measured.
     train(run, data, out, backend, "--host-parts", "auto", "--resume", "auto")
     assert not (tmp_path / "cache" / "placement").exists()
+
+
+def test_every_command_that_runs_decides_a_placement(run, tmp_path):
+    where = ("--model", TINY, "--seq-len", 32, "--backend", "sim:rbln", "--host-parts", "auto")
+    run("diagnose", "repro", "layer_bwd.0", *where, "--cache-dir", tmp_path / "repro", "--out",
+        tmp_path / "case", expect=1)
+    assert len(list((tmp_path / "repro/placement").iterdir())) == 1
+    ids = list(range(5, 25))
+    rows = write_jsonl(tmp_path / "gap.jsonl", [{"input_ids": ids, "labels": ids}])
+    with FakeVllm(lambda ids: [-1.0] * (len(ids) - 1)) as fake:
+        run("check", *where, "--serve-gap", fake.url, "--data", rows, "--cache-dir",
+            tmp_path / "gap")
+    assert len(list((tmp_path / "gap/placement").iterdir())) == 3  # one a rounding policy
+
+
+def test_a_run_after_compile_finds_everything(run, data, tmp_path):
+    """Measuring needs all groups on the device, whatever is chosen then."""
+    run("compile", *SHAPE, "--data", data, "--train-on", "all", "--backend", "sim:rbln",
+        "--host-parts", "auto", "--cache-dir", tmp_path / "cache")
+    losses, _, _ = train(run, data, tmp_path / "out", "sim:rbln", "--host-parts", "auto",
+                         "--expect-cached")
+    assert len(losses) == 4

@@ -75,6 +75,23 @@ def test_only_listed_model_is_taken_and_v1_may_be_given(gap):
         assert "the server lists a, b" in gap(fake.url, expect=2).stderr
 
 
+def test_what_a_server_says_does_not_reach_the_terminal_raw(gap):
+    with FakeVllm(lambda ids: [], models=("a\033[2J", "b\r")) as fake:
+        listed = gap(fake.url, expect=2).stderr
+        unknown = gap(fake.url, "--serve-model", "x\033[2J", expect=42).stderr
+    assert "a\\x1b[2J, b\\x0d" in listed and "\\x1b[2J` does not exist" in unknown
+    assert "\033" not in listed + unknown and "\r" not in listed
+    with FakeVllm(lambda ids: [-1.0] * (len(ids) - 1), models=("only\033[2J",)) as fake:
+        assert gap(fake.url)["engine"] == "vllm model only\\x1b[2J"
+        assert fake.requests[0]["model"] == "only\033[2J"
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "1e30"])
+def test_a_timeout_is_bounded(gap, seconds):
+    assert "--serve-timeout: must be over 0" in gap("http://127.0.0.1:9", "--serve-timeout", seconds,
+                                                    expect=2).stderr
+
+
 def test_statistics(gap):
     """A server that is off by a known amount."""
     with FakeVllm(of_policy("hf")) as fake:
