@@ -121,7 +121,7 @@ SessionOptions reference_session(const SessionOptions& session) {
   SessionOptions reference = session;
   const auto device = make_backend(session.backend).take();
   const Traits& traits = device->traits();
-  reference.backend = traits.name == "cpu" ? "cpu:reference" : "cpu";
+  reference.backend = reference_backend(traits.name);
   // The reference computes in what the device computes in, or the comparison would be of dtypes.
   reference.activation_dtype = session.activation_dtype.value_or(traits.compute_dtype);
   reference.host_groups.emplace();
