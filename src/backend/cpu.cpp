@@ -68,6 +68,7 @@ class CpuBackend : public Backend {
  public:
   CpuBackend() {
     traits_.name = "cpu";
+    traits_.host_cpu = true;
     traits_.widens_weights = true;
   }
   const Traits& traits() const override { return traits_; }

@@ -53,7 +53,10 @@ class ReferenceDevice : public HostDevice {
 
 class ReferenceBackend : public Backend {
  public:
-  ReferenceBackend() { traits_.name = "cpu:reference"; }
+  ReferenceBackend() {
+    traits_.name = "cpu:reference";
+    traits_.host_cpu = true;
+  }
   const Traits& traits() const override { return traits_; }
   Result<std::string> compiler_version() override { return std::string("reference 1"); }
   std::optional<std::string> unsupported(const Graph&, NodeId) override { return std::nullopt; }

@@ -26,6 +26,7 @@ class OpenVinoBackend : public Backend {
   OpenVinoBackend(const OpenVinoTarget& target, fs::path library_path)
       : target_(target), library_path_(std::move(library_path)) {
     traits_.name = target.backend;
+    traits_.host_cpu = target.device == "CPU";
     traits_.compute_dtype = target.compute_dtype;
     traits_.precision = target.compute_dtype;
     traits_.launch_seconds = target.launch_seconds;

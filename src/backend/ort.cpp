@@ -153,6 +153,7 @@ class OrtBackend : public Backend {
   OrtBackend(std::string provider, fs::path library_path)
       : provider_(std::move(provider)), library_path_(std::move(library_path)) {
     traits_.name = provider_.empty() ? "ort" : "ort:" + provider_;
+    traits_.host_cpu = provider_.empty();
     traits_.launch_seconds = provider_.empty() ? kCpuLaunchSeconds : kProviderLaunchSeconds;
   }
 

@@ -18,6 +18,23 @@ std::string percent(double share) {
   return text;
 }
 
+bool is_other_device(const std::string& backend) {
+  return !make_backend(backend).take()->traits().host_cpu;
+}
+
+// The reference shares the run's weights; what it keeps for its backward pass comes on top.
+bool reference_fits(const ModelConfig& config, const SessionOptions& session) {
+  const Prepared prepared = prepare(config, reference_session(session));
+  const MemoryEstimate memory = estimate_memory(config, prepared.graphs);
+  const int64_t needed = memory.total() - memory.weights - memory.optimizer;
+  const int64_t available = available_memory_bytes();
+  if (needed < available / 5 * 4) return true;
+  log_warn("drift", "no first comparison with the CPU: it needs " + std::to_string(needed >> 20) +
+                        " MiB of " + std::to_string(available >> 20) +
+                        " MiB available; npu-lora check compares beforehand");
+  return false;
+}
+
 }  // namespace
 
 void check_drift_options(const Options& options) {
@@ -41,7 +58,8 @@ DriftWatch::DriftWatch(const Options& options, const ModelConfig& config,
         return load(config, std::move(prepared), *weights_of(runner, weights),
                     /*adopt_weights=*/true);
       }),
-      once_(options.text("drift-every") == "auto" && !session.backend.starts_with("cpu")),
+      once_(options.text("drift-every") == "auto" && is_other_device(session.backend) &&
+            reference_fits(config, session)),
       every_(options.text("drift-every") == "auto" ? 0 : options.integer("drift-every")),
       pending_(once_),
       limit_(options.real("drift-limit")),

@@ -87,7 +87,7 @@ constexpr OptionSpec kTable[] = {
      "when a gradient overflows, doubled after 2,000 good steps), a fixed power of two, or off"},
     {"drift-every", kText, "auto", "N|auto", "train",
      "at step 1 and every N steps run a micro-batch on the reference too and log loss gap and "
-     "gradient error; 0 = never; auto: once, at the first step, on backends other than cpu"},
+     "gradient error; 0 = never; auto: once, at the first step, on devices other than this CPU"},
     {"drift-limit", kReal, "0.05", "X", "train",
      "relative error of a gradient that --drift-every accepts; of the loss a fifth of it"},
     {"drift-action", kText, "auto", "WHAT", "train",
