@@ -65,6 +65,19 @@ class StagedDirectory {
   bool committed_ = false;
 };
 
+// Holds a directory for this process while it lives; leaves no file behind. Held by another one: a
+// kRetriable UserError that says `why`. Where the file system has no locks it holds nothing.
+class DirectoryLock {
+ public:
+  DirectoryLock(const fs::path& directory, const std::string& why);
+  ~DirectoryLock();
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+ private:
+  int descriptor_;
+};
+
 // A directory under the system's temporary directory that is removed with this object.
 class TempDir {
  public:

@@ -212,6 +212,11 @@ int cmd_compile(const Options& options) {
     std::cout << "built " << report.built << ", cached " << report.cached << ", cut "
               << report.cuts.size() << ", failed " << report.failed.size() << "\n";
   }
+  if (report.not_stored > 0) {  // keeping parts is what this command is for
+    fail(ErrorKind::kRetriable, cache_directory(options).string(),
+         "could not keep " + std::to_string(report.not_stored) + " compiled parts", "",
+         "choose another --cache-dir");
+  }
   return report.failed.empty() ? 0 : static_cast<int>(ErrorKind::kCheckFailed);
 }
 

@@ -88,6 +88,11 @@ void check_out_directory(const Options& options, const fs::path& out) {
   if (fs::exists(out) && !fs::is_directory(out)) {
     fail(ErrorKind::kUsage, "--out", "is not a directory", out.string());
   }
+  // transformers would take an adapter beside a model for a part of the model.
+  if (fs::exists(out / "config.json")) {
+    fail(ErrorKind::kUsage, "--out", "must not be a model's directory", out.string(),
+         "give a directory of its own for the adapter");
+  }
 }
 
 // The options that change the mathematics: a checkpoint belongs to one set of them.
@@ -359,7 +364,6 @@ int cmd_train(const Options& options) {
     return 0;
   }
   Run run(options);
-  fs::create_directories(out);
   run.data = load_training_data(options, run.model);
   Batcher batcher(run.data.train, batcher_options(options, run.model));
   if (options.has("epochs")) {
@@ -381,6 +385,8 @@ int cmd_train(const Options& options) {
   run.config.loss_scale =
       parse_loss_scale(options.text("loss-scale"), session.graphs.layer.compute_dtype());
   auto runner = start_runner(run.model.config, session, *run.model.weights, options.flag("quiet"));
+  fs::create_directories(out);
+  const DirectoryLock lock(out, "another run is writing there");
   // Before this there is nothing to save, so a signal just ends the program.
   install_stop_signals();
   Trainer trainer(*runner, std::move(run.parameters), run.config);

@@ -146,8 +146,13 @@ std::optional<Options> Options::parse(const CommandSpec& command,
     std::vector<std::string>& value = out.values_[name];
     value = texts[name];
     if (spec.kind == OptionKind::kFlag && flags[name]) value = {"true"};
-    if (value.empty() && yaml.contains(name)) value = yaml[name];
-    out.given_[name] = !value.empty();
+    bool said = !value.empty();
+    if (!said && yaml.contains(name)) {
+      value = yaml[name];
+      // A run writes its effective configuration: what it took from the table was never given.
+      said = value != std::vector<std::string>{std::string(spec.otherwise)};
+    }
+    out.given_[name] = said;
     if (value.empty() && !spec.otherwise.empty()) value = {std::string(spec.otherwise)};
     out.check(spec);
   }

@@ -1,6 +1,7 @@
 // Compiling a plan: what the cache holds is taken, the rest goes to children side by side, and what
 // fails is cut or goes to the host.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <limits>
@@ -230,6 +231,7 @@ class PlanCompiler {
       cache_.put(job.key, outcome, job.name, settings_.origin);
     } catch (const UserError& e) {
       log_warn("cache", "not stored: " + e.error().text());
+      ++not_stored_;
     }
   }
 
@@ -252,6 +254,7 @@ class PlanCompiler {
   CompileReport finish() {
     cut_.apply(report_);
     report_.seconds = seconds_now() - start_;
+    report_.not_stored = not_stored_;
     return std::move(report_);
   }
 
@@ -269,6 +272,7 @@ class PlanCompiler {
   size_t done_ = 0;
 
   bool in_child_ = false;
+  std::atomic<size_t> not_stored_ = 0;
   std::mutex mutex_;  // guards all that workers share: plan, cut, report and what follows
   std::condition_variable changed_;
   std::set<size_t> running_;

@@ -103,6 +103,7 @@ struct CompileReport {
   // False when another try may end otherwise: the budget left a part untried, or one failed for a
   // reason that is not its own.
   bool lasting = true;
+  size_t not_stored = 0;  // outcomes that the cache could not take, each with a warning
   double seconds = 0;
 };
 // Fills the outcome of every distinct part that runs on the device, from the cache or by compiling.
