@@ -1,4 +1,5 @@
 """What commands say and record beside their main work."""
+import fcntl
 import json
 import os
 import pty
@@ -24,6 +25,58 @@ def test_run_json_says_what_ran(run, tmp_path, backend, compiler):
     assert record["threads"] >= 1 and record["host"]["usable_cpus"] >= 1
     assert "OpenBLAS" in record["libraries"]["host_backend"]
     assert record["exit_code"] == 0 and record["steps"] == 1
+
+
+# ---- the output directory of a run --------------------------------------------------------------
+
+def train_command(tmp_path, out, *more):
+    data = write_jsonl(tmp_path / "rows.jsonl", [ROW])
+    return ["train", "--model", TINY, "--data", data, "--out", out, "--backend", "cpu",
+            "--seq-len", 32, "--steps", 2, *more]
+
+
+def test_a_runs_own_configuration_starts_it_again(run, tmp_path):
+    run(*train_command(tmp_path, tmp_path / "first"))
+    config = tmp_path / "first/config.yaml"
+    run("train", "--config", config, "--out", tmp_path / "second")
+    run("plan", "--config", config)
+    adapters = [(tmp_path / name / "adapter_model.safetensors").read_bytes()
+                for name in ("first", "second")]
+    assert adapters[0] == adapters[1]
+
+
+def test_a_models_directory_takes_no_adapter(run, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    done = run(*train_command(tmp_path, model), expect=USAGE)
+    assert "must not be a model's directory" in done.stderr
+    assert [path.name for path in model.iterdir()] == ["config.json"]
+
+
+def test_two_runs_do_not_share_a_directory(run, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    descriptor = os.open(out, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    done = run(*train_command(tmp_path, out), expect=75)
+    assert "another run is writing there" in done.stderr
+    os.close(descriptor)
+    run(*train_command(tmp_path, out))
+
+
+def test_refused_rows_leave_no_directory(run, tmp_path):
+    command = train_command(tmp_path, tmp_path / "out")
+    write_jsonl(tmp_path / "rows.jsonl", [{"foo": 1}])
+    run(*command, expect=42)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cache_that_keeps_nothing_fails_compile(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = run("compile", "--model", TINY, "--seq-len", 32, "--backend", "openvino:CPU",
+               "--cache-dir", tmp_path / "file", expect=75)
+    assert "could not keep" in done.stderr.strip().splitlines()[-1]
 
 
 # ---- eval ---------------------------------------------------------------------------------------
