@@ -87,12 +87,13 @@ def test_compile_fault(device, how):
 
 
 def test_a_pattern_of_two_nodes_is_found_with_its_case(device, tmp_path):
-    chip = device('reject: [{pattern: neg -> add => matmul, how: crash, reason: "boom"}]\n')
+    chip = device('reject: [{pattern: sub -> exp => matmul, how: crash, reason: "boom"}]\n')
     report = chip.report("diagnose", "first-failing-node", "--out", tmp_path / "cases",
                          expect=CHECK_FAILED)
+    assert report["failures"]
     for failure in report["failures"]:
         ops = failure["smallest"]["ops"]
-        assert ops[:2] == ["neg", "add"] and ops[-1] == "matmul" and len(ops) <= 4
+        assert ops[:2] == ["sub", "exp"] and ops[-1] == "matmul" and len(ops) <= 4
         assert failure["op"] == "matmul" and "boom" in failure["log_tail"]
         readme = (tmp_path / "cases" / failure["part"] / "README.md").read_text()
         assert "SIGSEGV" in readme and "boom" in readme
