@@ -9,31 +9,13 @@
 #include "backend/openvino_api.h"
 #include "backend/sealed_blob.h"
 #include "ops/ops.h"
+#include "vendor_library.h"
 
 namespace npu {
 namespace {
 
 std::unique_ptr<Backend> backend_of(const std::string& fake) {
   return make_openvino(OpenVinoDevice::kCpu, fs::path(NPU_FAKE_DIR) / ("lib" + fake + ".so"));
-}
-
-// The one graph that the fake knows.
-Graph product() {
-  Builder b("product");
-  const Value x = b.input("x", {DType::kF32, {16, 64}});
-  const Value w = b.input("w", {DType::kF32, {32, 64}});
-  b.output("y", ops::matmul(x, w, {.transpose_rhs = true}));
-  return std::move(b).build();
-}
-
-template <class T>
-std::string error_text(const Result<T>& result) {
-  EXPECT_FALSE(result.ok());
-  return result.ok() ? "" : result.error().text();
-}
-
-bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
 }
 
 // Sets an environment variable for the length of a test.
@@ -56,7 +38,7 @@ TEST(OpenVino, LibraryThatIsAbsentIsAnErrorWithAHint) {
   EXPECT_TRUE(contains(text, "/nowhere/libopenvino_c.so.1")) << text;
   EXPECT_TRUE(contains(text, "pip install openvino")) << text;
   EXPECT_FALSE(backend->open({}).ok());
-  EXPECT_FALSE(backend->compile(product(), {}).ok());
+  EXPECT_FALSE(backend->compile(product_graph(), {}).ok());
 }
 
 TEST(OpenVino, LibraryWithoutTheFunctionsNamesThem) {
@@ -90,7 +72,7 @@ TEST(OpenVino, DeviceThatTheLibraryDoesNotKnowIsNotUsable) {
 
 TEST(OpenVino, OtherPrecisionIsRefusedAtCompileAndOpen) {
   const auto backend = backend_of("fake_openvino_reads_bf16");
-  const std::string text = error_text(backend->compile(product(), {}));
+  const std::string text = error_text(backend->compile(product_graph(), {}));
   EXPECT_TRUE(contains(text, "must compute in f32")) << text;
   EXPECT_TRUE(contains(text, "bf16")) << text;
   EXPECT_FALSE(backend->open({}).ok());
@@ -108,31 +90,22 @@ TEST(OpenVino, RenumberedElementTypesAreFound) {
 }
 
 TEST(OpenVino, RefusalCarriesTheLibrarysMessageOnOneLine) {
-  const std::string text = error_text(backend_of("fake_openvino_refusing")->compile(product(), {}));
+  const std::string text =
+      error_text(backend_of("fake_openvino_refusing")->compile(product_graph(), {}));
   EXPECT_TRUE(contains(text, "got general error: the fake says no")) << text;
 }
 
 TEST(OpenVino, UnknownVendorOptionIsAnErrorThatNamesIt) {
   const auto backend = backend_of("fake_openvino");
-  EXPECT_TRUE(backend->compile(product(), {.threads = 2, .vendor = {{"SOME_KEY", "1"}}}).ok());
-  const std::string text =
-      error_text(backend->compile(product(), {.threads = 2, .vendor = {{"NO_SUCH_KEY", "1"}}}));
+  EXPECT_TRUE(
+      backend->compile(product_graph(), {.threads = 2, .vendor = {{"SOME_KEY", "1"}}}).ok());
+  const std::string text = error_text(
+      backend->compile(product_graph(), {.threads = 2, .vendor = {{"NO_SUCH_KEY", "1"}}}));
   EXPECT_TRUE(contains(text, "NO_SUCH_KEY=1")) << text;
 }
 
 TEST(OpenVino, DamagedBlobsAreErrors) {
-  const auto backend = backend_of("fake_openvino");
-  const auto device = backend->open({}).take();
-  const Graph graph = product();
-  const Blob blob = backend->compile(graph, {}).take();
-  ASSERT_TRUE(device->load(blob, graph).ok());
-  for (size_t at = 0; at < blob.size(); ++at) {
-    Blob flipped = blob;
-    flipped[at] ^= 1;
-    EXPECT_FALSE(device->load(flipped, graph).ok()) << "byte " << at;
-    EXPECT_FALSE(device->load(blob.substr(0, at), graph).ok()) << "first " << at << " bytes";
-  }
-  EXPECT_FALSE(device->load(blob + "x", graph).ok());
+  expect_damaged_blobs_are_errors(*backend_of("fake_openvino"));
 }
 
 TEST(OpenVino, BlobOfAnotherReleaseIsAnError) {
@@ -143,22 +116,7 @@ TEST(OpenVino, BlobOfAnotherReleaseIsAnError) {
 }
 
 TEST(OpenVino, BuffersThatAreTooSmallAreErrors) {
-  const auto backend = backend_of("fake_openvino");
-  const auto device = backend->open({}).take();
-  const Graph graph = product();
-  const auto part = device->load(backend->compile(graph, {}).take(), graph).take();
-  const auto x = device->allocate(16 * 64 * 4).take(), w = device->allocate(32 * 64 * 4).take();
-  const auto y = device->allocate(16 * 32 * 4).take();
-  const auto small = device->view(y, 0, 16 * 32 * 4 - 1);
-  Buffer* const inputs[] = {x.get(), w.get()};
-  Buffer* const outputs[] = {y.get()};
-  Buffer* const small_inputs[] = {x.get(), small.get()};
-  Buffer* const small_outputs[] = {small.get()};
-  EXPECT_TRUE(contains(error_text(device->submit(*part, small_inputs, outputs)),
-                       "input 1 needs 8192 bytes"));
-  EXPECT_TRUE(contains(error_text(device->submit(*part, inputs, small_outputs)),
-                       "output 0 needs 2048 bytes"));
-  EXPECT_TRUE(device->submit(*part, inputs, outputs).ok());
+  expect_small_buffers_are_errors(*backend_of("fake_openvino"), "input 1", "output 0");
 }
 
 TEST(OpenVino, SixteenBitArithmeticIsRefusedWithItsReason) {

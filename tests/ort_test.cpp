@@ -7,6 +7,7 @@
 
 #include "backend/ort_api.h"
 #include "ops/ops.h"
+#include "vendor_library.h"
 
 namespace npu {
 namespace {
@@ -18,32 +19,13 @@ std::unique_ptr<Backend> backend_of(const std::string& name, const std::string& 
   return make_ort(provider, fake(name));
 }
 
-// The one graph that the fake knows.
-Graph product() {
-  Builder b("product");
-  const Value x = b.input("x", {DType::kF32, {16, 64}});
-  const Value w = b.input("w", {DType::kF32, {32, 64}});
-  b.output("y", ops::matmul(x, w, {.transpose_rhs = true}));
-  return std::move(b).build();
-}
-
-template <class T>
-std::string error_text(const Result<T>& result) {
-  EXPECT_FALSE(result.ok());
-  return result.ok() ? "" : result.error().text();
-}
-
-bool contains(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
-
 TEST(Ort, LibraryThatIsAbsentIsAnErrorWithAHint) {
   const auto backend = make_ort("", "/nowhere/libonnxruntime.so.1");
   const std::string text = error_text(backend->compiler_version());
   EXPECT_TRUE(contains(text, "/nowhere/libonnxruntime.so.1")) << text;
   EXPECT_TRUE(contains(text, "pip install onnxruntime")) << text;
   EXPECT_FALSE(backend->open({}).ok());
-  EXPECT_FALSE(backend->compile(product(), {}).ok());
+  EXPECT_FALSE(backend->compile(product_graph(), {}).ok());
 }
 
 TEST(Ort, LibraryOfAnotherKindIsAnError) {
@@ -70,7 +52,7 @@ TEST(Ort, ProviderThatTheLibraryLacksIsNotUsable) {
   EXPECT_EQ(absent->where, "ort:QNN");
   EXPECT_TRUE(contains(absent->text(), "CPUExecutionProvider")) << absent->text();
   EXPECT_FALSE(backend_of("", "QNN")->open({}).ok());
-  const std::string text = error_text(backend_of("", "QNN")->compile(product(), {}));
+  const std::string text = error_text(backend_of("", "QNN")->compile(product_graph(), {}));
   EXPECT_TRUE(contains(text, "provider QNN is not in this build")) << text;
 }
 
@@ -86,15 +68,16 @@ TEST(Ort, RenumberedElementTypesAreFound) {
 }
 
 TEST(Ort, RefusalCarriesTheLibrarysMessageOnOneLine) {
-  const std::string text = error_text(backend_of("_refusing")->compile(product(), {}));
+  const std::string text = error_text(backend_of("_refusing")->compile(product_graph(), {}));
   EXPECT_TRUE(contains(text, "the fake says no")) << text;
 }
 
 TEST(Ort, VendorOptionThatIsRefusedIsNamed) {
   const auto backend = backend_of("");
-  EXPECT_TRUE(backend->compile(product(), {.threads = 2, .vendor = {{"some.key", "1"}}}).ok());
-  const std::string text =
-      error_text(backend->compile(product(), {.threads = 2, .vendor = {{"no.such.key", "1"}}}));
+  EXPECT_TRUE(
+      backend->compile(product_graph(), {.threads = 2, .vendor = {{"some.key", "1"}}}).ok());
+  const std::string text = error_text(
+      backend->compile(product_graph(), {.threads = 2, .vendor = {{"no.such.key", "1"}}}));
   EXPECT_TRUE(contains(text, "setting no.such.key failed")) << text;
 }
 
@@ -105,37 +88,10 @@ TEST(Ort, FailedCallIsRetriable) {
   EXPECT_TRUE(contains(device.error().text(), "the device is gone")) << device.error().text();
 }
 
-TEST(Ort, DamagedBlobsAreErrors) {
-  const auto backend = backend_of("");
-  const auto device = backend->open({}).take();
-  const Graph graph = product();
-  const Blob blob = backend->compile(graph, {}).take();
-  ASSERT_TRUE(device->load(blob, graph).ok());
-  for (size_t at = 0; at < blob.size(); ++at) {
-    Blob flipped = blob;
-    flipped[at] ^= 1;
-    EXPECT_FALSE(device->load(flipped, graph).ok()) << "byte " << at;
-    EXPECT_FALSE(device->load(blob.substr(0, at), graph).ok()) << "first " << at << " bytes";
-  }
-}
+TEST(Ort, DamagedBlobsAreErrors) { expect_damaged_blobs_are_errors(*backend_of("")); }
 
 TEST(Ort, BuffersThatAreTooSmallAreErrors) {
-  const auto backend = backend_of("");
-  const auto device = backend->open({}).take();
-  const Graph graph = product();
-  const auto part = device->load(backend->compile(graph, {}).take(), graph).take();
-  const auto x = device->allocate(16 * 64 * 4).take(), w = device->allocate(32 * 64 * 4).take();
-  const auto y = device->allocate(16 * 32 * 4).take();
-  const auto small = device->view(y, 0, 16 * 32 * 4 - 1);
-  Buffer* const inputs[] = {x.get(), w.get()};
-  Buffer* const outputs[] = {y.get()};
-  Buffer* const small_inputs[] = {x.get(), small.get()};
-  Buffer* const small_outputs[] = {small.get()};
-  EXPECT_TRUE(
-      contains(error_text(device->submit(*part, small_inputs, outputs)), "w needs 8192 bytes"));
-  EXPECT_TRUE(
-      contains(error_text(device->submit(*part, inputs, small_outputs)), "y needs 2048 bytes"));
-  EXPECT_TRUE(device->submit(*part, inputs, outputs).ok());
+  expect_small_buffers_are_errors(*backend_of(""), "w", "y");
 }
 
 TEST(Ort, SixteenBitArithmeticIsRefusedWithItsReason) {

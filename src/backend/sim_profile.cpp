@@ -10,6 +10,7 @@
 
 #include "backend/placement_groups.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "ops/table.h"
 
 namespace npu::sim {
@@ -70,13 +71,6 @@ struct Field {
   std::string_view key;
   std::function<void(const Item&)> read;
 };
-
-template <class Names>
-std::string joined(const Names& names) {
-  std::string text;
-  for (const auto& name : names) text += (text.empty() ? "" : ", ") + std::string(name);
-  return text;
-}
 
 void read_map(const Item& item, std::span<const Field> fields) {
   if (!item.node.IsMap()) item.fail("must be a map", item.shown());

@@ -1,21 +1,23 @@
 // The text and the JSON of a check.
 #include "cli/check_report.h"
 
+#include "base/text.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <iomanip>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <span>
 
 namespace npu {
 namespace {
 
 constexpr int kNameWidth = 52;
 
-std::string joined(const std::vector<std::string>& words, size_t most) {
-  std::string text;
-  for (size_t i = 0; i < std::min(most, words.size()); ++i) text += (i > 0 ? ", " : "") + words[i];
+std::string first_of(const std::vector<std::string>& words, size_t most) {
+  std::string text = joined(std::span(words).first(std::min(most, words.size())));
   if (words.size() > most) text += " and " + std::to_string(words.size() - most) + " more";
   return text;
 }
@@ -74,7 +76,7 @@ std::vector<std::string> CheckReport::failures() const {
   const Comparison& c = versus_reference;
   std::vector<std::string> reasons;
   if (!c.not_finite.empty()) {
-    reasons.push_back("not finite on " + backend + ": " + joined(c.not_finite, 4));
+    reasons.push_back("not finite on " + backend + ": " + first_of(c.not_finite, 4));
   } else if (!c.finite) {
     reasons.push_back("not finite on " + reference + ": the model or the batch, not " + backend);
   }
@@ -89,7 +91,7 @@ std::vector<std::string> CheckReport::failures() const {
   if (!bad.empty()) {
     reasons.push_back(std::to_string(bad.size()) + " of " + std::to_string(c.grads.size()) +
                       " gradients differ by more than " + percent_text(limits.grad_rel) + ": " +
-                      joined(bad, 3));
+                      first_of(bad, 3));
   }
   return reasons;
 }

@@ -6,6 +6,7 @@
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "io/json.h"
 #include "io/safetensors.h"
 #include "train/model_graphs.h"
@@ -47,12 +48,6 @@ T field(const Json& json, const char* name, const fs::path& file) {
     fail_input(file.string(), std::string("field ") + name + " has the wrong type",
                json.at(name).dump());
   }
-}
-
-std::string joined(const std::vector<std::string>& groups) {
-  std::string text;
-  for (const std::string& group : groups) text += (text.empty() ? "" : ",") + group;
-  return text.empty() ? "none" : text;
 }
 
 }  // namespace
@@ -145,8 +140,8 @@ CheckpointInfo load_checkpoint(const fs::path& directory, Trainer& trainer,
   info.placement = checkpoint_placement(directory);
   if (info.placement != expected.placement) {
     fail_input(directory.string(), "the checkpoint was written with other groups on the host",
-               joined(info.placement) + ", now " + joined(expected.placement),
-               "resume with --host-parts " + joined(info.placement));
+               names_or_none(info.placement) + ", now " + names_or_none(expected.placement),
+               "resume with --host-parts " + names_or_none(info.placement));
   }
   const fs::path tensors = directory / "state.safetensors";
   const SafetensorsFile state = SafetensorsFile::open(tensors);

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "cli/check_report.h"
 #include "cli/diagnose.h"
 #include "ir/text.h"
@@ -12,12 +13,6 @@
 
 namespace npu {
 namespace {
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
 
 // All graphs of training and evaluation, placed on the device as a whole unless asked otherwise:
 // what runs on the host by default is just what one wants to know about.

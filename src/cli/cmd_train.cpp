@@ -334,7 +334,7 @@ class Loop {
     const double mean = loss->nats / static_cast<double>(std::max<int64_t>(1, loss->tokens));
     log_.event("eval",
                {{"step", trainer_.step()},
-                {"eval_loss", std::isfinite(mean) ? Json(mean) : Json(nullptr)},
+                {"eval_loss", json_number(mean)},
                 {"eval_tokens", loss->tokens}},
                trainer_.step());
     if (!std::isfinite(mean)) log_warn("train", "the held-out loss is not finite");

@@ -36,6 +36,9 @@ const std::vector<Command>& command_table();
 
 // ---- what several commands need (src/cli/setup.cpp) --------------------------------------------
 
+// A variable of this process's environment; "" when it is not set.
+std::string environment(const char* name);
+
 // Where models named by a hub id are looked for, in order.
 std::vector<fs::path> hub_roots();
 HfModel open_model(const Options& options, bool with_weights = true);

@@ -1,7 +1,6 @@
 // --drift-every in a training run.
 #include "cli/drift_watch.h"
 
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
@@ -9,8 +8,6 @@
 
 namespace npu {
 namespace {
-
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
 std::string percent(double share) {
   char text[32];
@@ -84,12 +81,12 @@ void DriftWatch::move_to_host(const std::vector<std::string>& groups) {
 void DriftWatch::log_report(const DriftReport& report, const char* verdict) {
   const Comparison& c = report.comparison;
   Json fields = {{"step", trainer_.step()},
-                 {"loss", number(c.loss)},
-                 {"reference_loss", number(c.reference_loss)},
-                 {"loss_gap", number(c.loss - c.reference_loss)},
-                 {"worst_grad_rel", number(c.worst_grad_rel)},
+                 {"loss", json_number(c.loss)},
+                 {"reference_loss", json_number(c.reference_loss)},
+                 {"loss_gap", json_number(c.loss - c.reference_loss)},
+                 {"worst_grad_rel", json_number(c.worst_grad_rel)},
                  {"worst_grad", c.grads.empty() ? "" : c.grads[0].name},
-                 {"min_cosine", number(c.min_cosine)},
+                 {"min_cosine", json_number(c.min_cosine)},
                  {"seconds", report.seconds},
                  {"verdict", verdict}};
   if (!c.finite) fields["nonfinite"] = true;

@@ -22,9 +22,6 @@ void on_stop_signal(int signal) {
   if (g_stop_signal.exchange(signal) != 0) _exit(128 + signal);
 }
 
-// NaN and infinity are not JSON: they become null.
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
-
 struct LogLine {
   int64_t step = -1;
   std::string event;  // "" for a step's own line
@@ -72,6 +69,8 @@ KeptLines kept_lines(std::string_view text, int64_t step) {
 }
 
 }  // namespace
+
+Json json_number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
 int stop_signal() { return g_stop_signal.load(); }
 
@@ -129,9 +128,9 @@ void RunLog::step(const StepReport& r, double epoch, double total_tokens) {
   const double tokens_per_s = static_cast<double>(r.tokens) / r.step_seconds;
   Json line = {{"progress", std::to_string(r.step) + "/" + std::to_string(steps_)},
                {"step", r.step},
-               {"loss", number(r.loss)},
+               {"loss", json_number(r.loss)},
                {"lr", r.lr},
-               {"grad_norm", number(r.grad_norm)},
+               {"grad_norm", json_number(r.grad_norm)},
                {"tokens_per_s", tokens_per_s},
                {"step_seconds", r.step_seconds},
                {"num_tokens", total_tokens},

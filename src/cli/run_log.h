@@ -40,6 +40,9 @@ class RunLog {
   double mean_step_seconds_ = 0;
 };
 
+// NaN and infinity are not JSON: they become null.
+Json json_number(double value);
+
 // Set by SIGTERM and SIGINT; a second signal ends the process at once.
 int stop_signal();  // 0, SIGTERM or SIGINT
 void install_stop_signals();

@@ -1,7 +1,6 @@
 // npu-lora check --serve-gap: the same tokens through the training graph under each rounding policy
 // and through the engine that will serve the adapter.
 #include <cmath>
-#include <cstdlib>
 #include <iomanip>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -20,11 +19,6 @@ namespace {
 
 constexpr size_t kRandomSequences = 4;
 constexpr int64_t kRandomLength = 128;  // at most
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 // NPU_LORA_PYTHON, else the active virtual environment's, else the system's.
 std::string python_interpreter() {

@@ -14,11 +14,6 @@
 namespace npu {
 namespace {
 
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 // A number in a cgroup file; `otherwise` when there is none ("max", or no such file).
 int64_t cgroup_bytes(const char* file, int64_t otherwise) {
   std::ifstream in(file);
@@ -52,6 +47,11 @@ DType dtype_option(const Options& options, std::string_view name) {
 }
 
 }  // namespace
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
 
 int64_t available_memory_bytes() {
   const int64_t limit = cgroup_bytes("/sys/fs/cgroup/memory.max", INT64_MAX);

@@ -1,6 +1,8 @@
 // The choice: placements by rising time until one passes.
 #include "train/placement.h"
 
+#include "base/text.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -132,12 +134,6 @@ class Chooser {
   HostGroups all_, fixed_;  // fixed_: groups that can only run on the host
 };
 
-std::string joined(const HostGroups& groups) {
-  std::string text;
-  for (const std::string& group : groups) text += (text.empty() ? "" : ",") + group;
-  return text.empty() ? "none" : text;
-}
-
 std::string format(const char* pattern, auto... values) {
   char text[160];
   std::snprintf(text, sizeof text, pattern, values...);
@@ -162,14 +158,14 @@ std::vector<std::string> describe_placement(const Placement& placement) {
     lines.push_back(std::move(line));
   }
   for (const PlacementTrial& t : placement.trials) {
-    lines.push_back("tried " + joined(t.host_groups) + " on the host: " +
+    lines.push_back("tried " + names_or_none(t.host_groups) + " on the host: " +
                     format("%.4g s, worst gradient error %.3g %%, loss %.2g %%: ", t.step_seconds,
                            100 * t.grad_rel, 100 * t.loss_rel) +
                     (t.pass ? "passes" : "fails"));
   }
-  lines.push_back("chosen: " + joined(placement.host_groups) + " on the host, " +
+  lines.push_back("chosen: " + names_or_none(placement.host_groups) + " on the host, " +
                   format("%.4g s a step; the backend's default, ", placement.step_seconds) +
-                  joined(placement.default_groups) +
+                  names_or_none(placement.default_groups) +
                   format(" on the host, %.4g s", placement.default_seconds));
   return lines;
 }

@@ -7,18 +7,13 @@
 #include <limits>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "ops/ops.h"
 #include "train/device_buffers.h"
 
 namespace npu {
 
 namespace {
-
-std::string joined(const auto& words) {
-  std::string text;
-  for (const auto& word : words) text += (text.empty() ? "" : ",") + std::string(word);
-  return text.empty() ? "none" : text;
-}
 
 // Whatever the text of a part may depend on, under the names of options and of config.json.
 PartOrigin origin_of(const ModelConfig& config, const SessionOptions& options) {
@@ -32,7 +27,7 @@ PartOrigin origin_of(const ModelConfig& config, const SessionOptions& options) {
       {"seq-len", std::to_string(layer.seq_len)},
       {"batch", std::to_string(layer.batch)},
       {"rank", targets.empty() ? "none" : std::to_string(layer.lora.rank)},
-      {"targets", joined(targets)},
+      {"targets", names_or_none(targets)},
       {"numerics", std::string(numerics_name(layer.numerics))},
       {"dtype", std::string(dtype_name(layer.activation_dtype))},
       {"weight-dtype", std::string(dtype_name(layer.weight_dtype))},
@@ -40,7 +35,7 @@ PartOrigin origin_of(const ModelConfig& config, const SessionOptions& options) {
       {"loss-rows", std::to_string(graphs.loss_rows)},
       {"vocab-chunk", std::to_string(graphs.vocab_chunk)},
       {"max-mm", std::to_string(options.plan.limits.contractions)},
-      {"disable-pass", joined(options.plan.passes.disabled)},
+      {"disable-pass", names_or_none(options.plan.passes.disabled)},
   };
   const std::pair<const char*, int64_t> geometry[] = {
       {"hidden_size", config.hidden_size},
