@@ -38,8 +38,7 @@ class CpuDevice : public HostDevice {
       workspace_.reserve(executable->runner.plan());
       return std::unique_ptr<Executable>(std::move(executable));
     } catch (const std::bad_alloc&) {
-      return Error{ErrorKind::kRetriable, "part " + part.name(), "does not fit in host memory", "",
-                   "use a smaller --batch or --seq-len"};
+      return cpu::too_large(part);
     }
   }
 

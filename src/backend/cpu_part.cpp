@@ -56,6 +56,11 @@ Result<Graph> decode_part(const Blob& blob, const Graph& part) {
   return graph;
 }
 
+Error too_large(const Graph& part) {
+  return {ErrorKind::kRetriable, "part " + part.name(), "does not fit in host memory", "",
+          "use a smaller --batch or --seq-len"};
+}
+
 std::optional<Error> check_call(const Graph& graph, std::span<Buffer* const> inputs,
                                 std::span<Buffer* const> outputs) {
   if (inputs.size() != graph.inputs().size() || outputs.size() != graph.outputs().size()) {

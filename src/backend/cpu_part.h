@@ -13,6 +13,9 @@ namespace npu::cpu {
 // from the part's in number, order or type.
 Result<Graph> decode_part(const Blob& blob, const Graph& part);
 
+// Room for the part's values could not be had on the host (kRetriable).
+Error too_large(const Graph& part);
+
 // What is wrong with the buffers of a call: their number, a size below the type's, no host memory,
 // or an output that overlaps another buffer.
 std::optional<Error> check_call(const Graph& graph, std::span<Buffer* const> inputs,

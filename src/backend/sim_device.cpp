@@ -242,8 +242,7 @@ Result<std::unique_ptr<Executable>> SimDevice::load(const Blob& blob, const Grap
     workspace_.reserve(executable->runner.plan());
     return std::unique_ptr<Executable>(std::move(executable));
   } catch (const std::bad_alloc&) {
-    return Error{ErrorKind::kRetriable, "part " + part.name(), "does not fit in host memory", "",
-                 "use a smaller --batch or --seq-len"};
+    return cpu::too_large(part);
   }
 }
 

@@ -130,16 +130,8 @@ SessionOptions check_session(const Options& options, const CheckInputs& in) {
   return session;
 }
 
-SessionOptions judge_session(const SessionOptions& session, const std::string& backend) {
-  SessionOptions reference = session;
-  reference.backend = backend;
-  reference.host_groups.emplace();
-  reference.max_contractions = 0;
-  return reference;
-}
-
 SessionOptions fp32_session(const SessionOptions& session, const ModelConfig& config) {
-  SessionOptions fp32 = judge_session(session, "cpu");
+  SessionOptions fp32 = whole_on(session, "cpu");
   fp32.activation_dtype = DType::kF32;
   fp32.graphs.layer.numerics = Numerics::kFp32;
   fp32.graphs.layer.weight_dtype = config.storage_dtype;

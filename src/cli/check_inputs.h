@@ -30,8 +30,6 @@ CheckInputs read_check_inputs(const Options& options, int64_t batch = 1);
 
 // The run under check, with what it takes from the backend's traits filled in.
 SessionOptions check_session(const Options& options, const CheckInputs& in);
-// The same graphs, uncut and unplaced, on a CPU backend.
-SessionOptions judge_session(const SessionOptions& session, const std::string& backend);
 // f32 throughout, with the weights as they are stored.
 SessionOptions fp32_session(const SessionOptions& session, const ModelConfig& config);
 

@@ -60,7 +60,7 @@ class Check {
                 << "\n";
       return 0;
     }
-    reference_ = run_session(judge_session(session_, report_.reference), in_, quiet());
+    reference_ = run_session(whole_on(session_, report_.reference), in_, quiet());
     report_.versus_reference = compare(device_, reference_);
     for (size_t i = 0; i < device_.size(); ++i) {
       report_.seeds.push_back({in_.cases[i].seed, compare_runs(device_[i], reference_[i])});
@@ -133,21 +133,22 @@ class Check {
   void blame() {
     const std::string wanted = options_.choice("blame", {"auto", "always", "never"});
     if (wanted == "never" || (wanted == "auto" && report_.pass())) return;
-    std::set<std::string, std::less<>> on_host;
     std::vector<std::string> movable;
     for (const GroupPlacement& g : report_.placement) {
-      if (g.host_parts == g.parts) {
-        on_host.insert(g.group);
-      } else {
-        movable.push_back(g.group);
-      }
+      if (g.host_parts < g.parts) movable.push_back(g.group);
     }
+    const auto runner = start_runner(in_.config, session_, *in_.weights, quiet());
+    const auto place = [&](const std::string& group, bool to_host) {
+      if (auto error = runner->runtime().place_group(group, to_host, "blame")) {
+        throw UserError(*error);
+      }
+    };
     const auto with_group_on_host = [&](const std::string& group) {
-      SessionOptions moved = session_;
-      moved.host_groups = on_host;
-      moved.host_groups->insert(group);
       log_info("check", "again with " + group + " on the host");
-      return compare(run_session(moved, in_, quiet()), reference_);
+      place(group, true);
+      const Comparison moved = compare(run_cases(*runner, in_), reference_);
+      place(group, false);
+      return moved;
     };
     report_.blame = blame_groups(movable, with_group_on_host, report_.limits);
   }

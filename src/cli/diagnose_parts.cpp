@@ -90,14 +90,14 @@ struct Observed {
   std::vector<Tensor> outputs;
 };
 
-Observed observe(Backend& backend, const Prepared& prepared, const Graph& part,
+Observed observe(Backend& backend, const SessionOptions& session, const Graph& part,
                  std::span<const Tensor> inputs) {
-  TrialCompiler compiler(backend, prepared.options.plan.compile, prepared.options.compile);
+  TrialCompiler compiler(backend, session.plan.compile, session.compile);
   const CompileOutcome compiled = compiler.build(part);
   if (!compiled.built()) {
     return {std::string(outcome_name(compiled.kind)) + ": " + compiled.reason, false, {}};
   }
-  auto outputs = run_compiled(backend, compiled.blob, part, inputs, prepared.options.threads);
+  auto outputs = run_compiled(backend, compiled.blob, part, inputs, session.threads);
   if (!outputs) return {outputs.error().text(), false, {}};
   return {"ran", true, std::move(outputs.value())};
 }
@@ -205,7 +205,7 @@ int diagnose_repro(const Options& options, const std::string& name) {
   content.details = names_table(prepared.plan, distinct);
   content.facts.emplace_back("found by", command_line(options, "diagnose"));
 
-  const Prepared on_device = prepare(in.config, session);
+  const SessionOptions filled_in = prepared.options;
   const std::vector<Tensor> inputs =
       capture_inputs(in, std::move(prepared), distinct, options.flag("quiet"));
   if (inputs.empty()) {
@@ -222,7 +222,7 @@ int diagnose_repro(const Options& options, const std::string& name) {
   // Written before the device is touched: some loaders take the process down with them.
   write_case(out, content);
 
-  const Observed observed = observe(*backend, on_device, part, inputs);
+  const Observed observed = observe(*backend, filled_in, part, inputs);
   std::optional<double> max_error;
   if (options.has("max-error")) max_error = options.real("max-error");
   const bool pass =

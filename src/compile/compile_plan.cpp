@@ -30,10 +30,12 @@ std::string traits_text(const Traits& traits) {
          std::to_string(limits.inputs) + "/" + std::to_string(limits.outputs);
 }
 
-CacheKey key_of(const DistinctPart& part, const Traits& traits, const std::string& compiler,
-                const CompileOptions& options) {
+}  // namespace
+
+CacheKey part_key(std::string_view text, const Traits& traits, std::string_view compiler,
+                  const CompileOptions& options) {
   CacheKey key;
-  key.add("part", part.text);
+  key.add("part", text);
   key.add("backend", traits.name);
   key.add("compiler", compiler);
   key.add("traits", traits_text(traits));
@@ -53,6 +55,8 @@ CacheKey key_of(const DistinctPart& part, const Traits& traits, const std::strin
   for (const auto& [name, value] : vendor) key.add("option " + name, value);
   return key;
 }
+
+namespace {
 
 class PlanCompiler {
  public:
@@ -100,7 +104,7 @@ class PlanCompiler {
 
   Job job_of(size_t distinct) {
     DistinctPart& part = plan_.distinct[distinct];
-    CacheKey key = key_of(part, backend_.traits(), compiler_, options_);
+    CacheKey key = part_key(part.text, backend_.traits(), compiler_, options_);
     part.cache_digest = key.digest();
     return {distinct, part.first_use, std::move(key), part.graph, part.text};
   }

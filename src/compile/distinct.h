@@ -14,6 +14,10 @@ namespace npu {
 // can.
 std::string unsupported_node(Backend& backend, const Graph& part);
 
+// What a compiled part with this canonical text depends on.
+CacheKey part_key(std::string_view text, const Traits& traits, std::string_view compiler,
+                  const CompileOptions& options);
+
 class DistinctParts {
  public:
   // Adds to `parts`, which may hold some already.

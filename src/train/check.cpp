@@ -10,11 +10,6 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-bool all_finite(const Tensor& tensor) {
-  const auto values = tensor.values<float>();
-  return std::ranges::all_of(values, [](float x) { return std::isfinite(x); });
-}
-
 void sort_worst_first(std::vector<GradientError>& grads) {
   std::ranges::stable_sort(
       grads, [](const GradientError& a, const GradientError& b) { return a.rel > b.rel; });
@@ -28,6 +23,11 @@ double relative_difference(double value, double reference) {
 }
 
 }  // namespace
+
+bool all_finite(const Tensor& gradient) {
+  const auto values = gradient.values<float>();
+  return std::ranges::all_of(values, [](float x) { return std::isfinite(x); });
+}
 
 RunResult run_once(ModelRunner& runner, std::vector<Parameter> parameters, const Batch& batch) {
   runner.set_adapter(parameters);

@@ -22,6 +22,8 @@ struct RunResult {
   std::vector<Parameter> parameters;  // with their gradients
 };
 
+bool all_finite(const Tensor& gradient);  // f32
+
 // Loss and gradients of one batch with these adapter values. What the device fails with is thrown.
 RunResult run_once(ModelRunner& runner, std::vector<Parameter> parameters, const Batch& batch);
 

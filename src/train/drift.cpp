@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/clock.h"
 
@@ -16,9 +17,8 @@ constexpr double kLossShare = 0.2;
 constexpr int kScaleHalvings = 10;
 
 bool finite_gradients(const RunResult& result) {
-  return std::ranges::all_of(result.parameters, [](const Parameter& p) {
-    return std::ranges::all_of(p.grad.values<float>(), [](float x) { return std::isfinite(x); });
-  });
+  return std::ranges::all_of(result.parameters,
+                             [](const Parameter& p) { return all_finite(p.grad); });
 }
 
 // Loss and gradients, unscaled. Values are shared with `parameters`, gradients are new. A scale
@@ -118,14 +118,11 @@ Result<std::optional<HostGroups>> groups_to_move(
 }
 
 SessionOptions reference_session(const SessionOptions& session) {
-  SessionOptions reference = session;
   const auto device = make_backend(session.backend).take();
   const Traits& traits = device->traits();
-  reference.backend = reference_backend(traits.name);
+  SessionOptions reference = whole_on(session, reference_backend(traits.name));
   // The reference computes in what the device computes in, or the comparison would be of dtypes.
   reference.activation_dtype = session.activation_dtype.value_or(traits.compute_dtype);
-  reference.host_groups.emplace();
-  reference.max_contractions = 0;
   reference.graphs.eval = false;
   reference.compile.expect_cached = false;
   return reference;

@@ -92,12 +92,8 @@ CompileOutcome TrialCompiler::build(const Graph& graph) {
 CompileOutcome TrialCompiler::compile(const Graph& graph, double seconds_limit) {
   if (auto outcome = unsupported(graph)) return std::move(*outcome);
   const std::string text = print_graph(graph);
-  CacheKey key;
+  CacheKey key = part_key(text, backend_.traits(), compiler_, options_);
   key.add("use", "diagnose");
-  key.add("part", text);
-  key.add("backend", backend_.traits().name);
-  key.add("compiler", compiler_);
-  for (const auto& [name, value] : options_.vendor) key.add("option " + name, value);
   CompileSettings settings = settings_;
   settings.seconds_limit = seconds_limit;
   if (auto known = cache_.get(key); known && still_holds(*known, settings)) {

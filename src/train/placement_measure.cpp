@@ -50,10 +50,9 @@ Batch trial_batch(const ModelConfig& config, const GraphOptions& options) {
   return batch;
 }
 
-// What a run says: loss and gradients where the graphs train, the loss of scoring where they score.
-struct Outcome {
-  std::vector<RunResult> runs;
-};
+// What a step says: loss and gradients where the graphs train, the loss of scoring where they
+// score.
+using Outcome = std::vector<RunResult>;
 
 // A model of some layers on the device, whose groups move as asked, and the run on the host that it
 // is compared with.
@@ -85,8 +84,8 @@ class Bench {
     Comparison worst;
     try {
       const Outcome outcome = run(*runner_);
-      for (size_t i = 0; i < outcome.runs.size(); ++i) {
-        const Comparison c = compare_runs(outcome.runs[i], reference_.runs[i]);
+      for (size_t i = 0; i < outcome.size(); ++i) {
+        const Comparison c = compare_runs(outcome[i], reference_[i]);
         worst.finite = worst.finite && c.finite;
         worst.loss_rel = std::max(worst.loss_rel, c.loss_rel);
         worst.worst_grad_rel = std::max(worst.worst_grad_rel, c.worst_grad_rel);
@@ -163,7 +162,7 @@ class Bench {
     std::vector<Parameter> parameters =
         init_lora(config_, session_.graphs.layer.lora, kSeed, kCheckBStd);
     if (session_.graphs.train) {
-      outcome.runs.push_back(run_once(runner, std::move(parameters), batch_));
+      outcome.push_back(run_once(runner, std::move(parameters), batch_));
     } else {
       runner.set_adapter(parameters);
     }
@@ -173,7 +172,7 @@ class Bench {
       for (const TokenScore& score : runner.score(batch_, targets).take()) {
         scored.loss -= score.log_prob / static_cast<double>(targets.size());
       }
-      outcome.runs.push_back(std::move(scored));
+      outcome.push_back(std::move(scored));
     }
     return outcome;
   }

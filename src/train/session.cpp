@@ -59,6 +59,14 @@ std::string reference_backend(std::string_view backend) {
   return backend == "cpu" ? "cpu:reference" : "cpu";
 }
 
+SessionOptions whole_on(const SessionOptions& session, const std::string& backend) {
+  SessionOptions whole = session;
+  whole.backend = backend;
+  whole.host_groups.emplace();
+  whole.max_contractions = 0;
+  return whole;
+}
+
 Prepared prepare(const ModelConfig& config, SessionOptions options) {
   NPU_CHECK(!options.auto_placement, "the placement is still to be found");
   Prepared out;

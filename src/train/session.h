@@ -31,6 +31,8 @@ struct SessionOptions {
 
 // The backend that a run on `backend` is compared with.
 std::string reference_backend(std::string_view backend);
+// The same graphs, uncut and unplaced, on a CPU backend.
+SessionOptions whole_on(const SessionOptions& session, const std::string& backend);
 
 // A backend chosen, graphs built and cut; nothing compiled yet. Needs only the model's config, and
 // a placement that is found (no auto_placement).
