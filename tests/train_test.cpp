@@ -50,11 +50,11 @@ struct HeadCase {
 
 // Feeds chunks as the head graphs would, with W = one row per column, H = 2.
 struct JoinedHead {
-  double log_prob;
+  double log_prob, log_prob_of_logits;
   std::vector<float> dh;
 };
 JoinedHead joined(const HeadCase& c, size_t chunk, const std::vector<std::array<float, 2>>& w) {
-  HeadJoin join(1, 2, true);
+  HeadJoin join(1, 2, true), loss_join(1, 2, false);
   for (size_t begin = 0; begin < c.logits.size(); begin += chunk) {
     const size_t end = std::min(c.logits.size(), begin + chunk);
     double max = -INFINITY, sum = 0, target = 0, u0 = 0, u1 = 0;
@@ -76,8 +76,14 @@ JoinedHead joined(const HeadCase& c, size_t chunk, const std::vector<std::array<
     const Tensor u = Tensor::from_f32(
         {1, 2}, std::vector<float>{static_cast<float>(u0), static_cast<float>(u1)});
     join.add(column(max), column(sum), column(target), &u);
+    std::vector<float> logits(c.logits.begin() + static_cast<std::ptrdiff_t>(begin),
+                              c.logits.begin() + static_cast<std::ptrdiff_t>(end));
+    const std::vector<int32_t> relative = {
+        static_cast<int32_t>(c.target - static_cast<int64_t>(begin))};
+    loss_join.add(Tensor::from_f32({1, static_cast<int64_t>(logits.size())}, logits),
+                  Tensor::from_i32({1, 1}, relative));
   }
-  JoinedHead out{join.log_prob(0), std::vector<float>(2)};
+  JoinedHead out{join.log_prob(0), loss_join.log_prob(0), std::vector<float>(2)};
   join.gradient(0, 1.0, w[static_cast<size_t>(c.target)], out.dh);
   return out;
 }
@@ -109,6 +115,7 @@ TEST(HeadJoin, EqualsSoftmaxInDoubleHoweverSureTheModelIs) {
       const JoinedHead head = joined(c, chunk, w);
       const double expected = -std::log1p(odds);
       EXPECT_NEAR(head.log_prob / expected, 1.0, 1e-6) << boost << " " << chunk;
+      EXPECT_NEAR(head.log_prob_of_logits / expected, 1.0, 1e-6) << boost << " " << chunk;
       EXPECT_NEAR(head.dh[0] / g0, 1.0, 2e-5) << boost << " " << chunk;
       EXPECT_NEAR(head.dh[1] / g1, 1.0, 2e-5) << boost << " " << chunk;
     }

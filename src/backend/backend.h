@@ -31,6 +31,7 @@ struct Traits {
   bool deterministic = true;            // equal inputs give equal bits
   double launch_seconds = 0;            // cost of one call, for plan
   DType precision = DType::kF32;        // of f32 arithmetic: bf16 where operands are rounded to it
+  bool exact_f32 = true;                // an f32 result has f32's digits, not 16 bits' worth
   bool host_cpu = false;                // its device is this CPU, as the reference's is
   bool widens_weights = false;          // 16-bit weights are widened inside matmuls at no cost
   // Passes of transform/legalise.h, by name, that its compiler needs after the default ones.

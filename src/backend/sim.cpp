@@ -1,6 +1,7 @@
 // The simulators as backends: all that they know is in their profile.
 #include "backend/sim.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "backend/sim_compile.h"
@@ -25,6 +26,13 @@ DType precision_of(const sim::Profile& profile) {
   return precision;
 }
 
+// Does a value that leaves the device as f32 hold f32's digits?
+bool exact_f32(const sim::Profile& profile) {
+  return std::ranges::all_of(profile.rounding, [](const sim::ClassRounding& rounding) {
+    return rounding.result.format == sim::Format::kF32;
+  });
+}
+
 Traits traits_of(const sim::Profile& profile, const std::string& name) {
   Traits traits;
   traits.name = "sim:" + name;
@@ -34,6 +42,7 @@ Traits traits_of(const sim::Profile& profile, const std::string& name) {
   traits.host_memory = profile.host_memory;
   traits.launch_seconds = profile.costs.launch_seconds;
   traits.precision = precision_of(profile);
+  traits.exact_f32 = exact_f32(profile);
   traits.widens_weights = true;
   traits.legalise = profile.legalise;
   return traits;

@@ -37,6 +37,7 @@ ChunkTerms chunk_terms(Builder& builder, const ModelConfig& config, const LayerO
   builder.output("sum", ops::reduce_sum(others_RC, {1}));
   builder.output("target_logit",
                  ops::reduce_sum(ops::select(is_target_RC, logits_RC, zero_11), {1}));
+  if (options.head_logits) builder.output("logits", logits_RC);
   return {logits_RC, max_R1, column_1C, others_RC, weight_CH};
 }
 

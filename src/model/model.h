@@ -83,6 +83,7 @@ struct LayerOptions {
   DType weight_dtype = DType::kF32;  // of frozen weights, as they lie in device buffers
   Numerics numerics = Numerics::kHf;
   LoraSpec lora;
+  bool head_logits = false;  // ce_stats and ce_grad also output their logits
 
   // Dtype of activations in the graphs: f32 under Numerics::kFp32, else activation_dtype.
   DType compute_dtype() const {
@@ -117,7 +118,8 @@ Graph final_norm(const ModelConfig& config, const LayerOptions& options, int64_t
 // ce_stats outputs, f32 [R,1]: "max" of the chunk's logits, "sum" of exp(logit - max) over columns
 // that are not the target, "target_logit" (0 when the target is elsewhere). ce_stats also outputs
 // "argmax" f32 [R,1], the first column that reaches the maximum. ce_grad outputs the first three
-// and "u" f32 [R,H] = Σ_{j≠target} exp(logit_j − max)·W_j.
+// and "u" f32 [R,H] = Σ_{j≠target} exp(logit_j − max)·W_j. With head_logits both output "logits"
+// f32 [R,C] too: where the device's f32 sums are good for 16 bits only, the host sums for the loss.
 Graph ce_stats(const ModelConfig& config, const LayerOptions& options, int64_t loss_rows,
                int64_t chunk);
 Graph ce_grad(const ModelConfig& config, const LayerOptions& options, int64_t loss_rows,

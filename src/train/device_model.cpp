@@ -193,6 +193,14 @@ void DeviceModel::load_head(const ModelConfig& config, const ModelGraphs& graphs
   sum = allocate(device, column, "sum");
   target_logit = allocate(device, column, "target_logit");
   argmax = allocate(device, column, "argmax");
+  if (o.head_logits) {
+    const DeviceTensor widest =
+        allocate(device, {DType::kF32, {rows_R, graphs.chunks[0]}}, "logits");
+    for (const int64_t chunk : graphs.chunks) {
+      const TensorType type{DType::kF32, {rows_R, chunk}};
+      logits.push_back({device.view(widest.buffer, 0, static_cast<size_t>(type.bytes())), type});
+    }
+  }
   if (!graphs.options.train) return;
   d_h = allocate(device, hidden_rows, "d_h");
   u = allocate(device, {DType::kF32, {rows_R, hidden}}, "u");

@@ -45,6 +45,7 @@ struct DeviceModel {
   std::vector<DeviceTensor> head_chunks;  // views of `head`, row ranges
   Tensor embedding_VH, head_VH;
   DeviceTensor rows, targets, h, d_h, d_x_head, max, sum, target_logit, argmax, u;
+  std::vector<DeviceTensor> logits;  // of each chunk, all in one buffer; with head_logits only
 
   int64_t bytes = 0;
 

@@ -42,6 +42,28 @@ void HeadJoin::add(const Tensor& max, const Tensor& sum, const Tensor& target_lo
   }
 }
 
+void HeadJoin::add(const Tensor& logits_RC, const Tensor& target_R1) {
+  const auto logits = logits_RC.values<float>();
+  const auto target = target_R1.values<int32_t>();
+  const size_t columns = static_cast<size_t>(logits_RC.shape()[1]);
+  Tensor max(DType::kF32, target_R1.shape()), sum = max.clone(), target_logit = max.clone();
+  for (size_t row = 0; row < max_.size(); ++row) {
+    const auto logits_C = logits.subspan(row * columns, columns);
+    const float highest = *std::max_element(logits_C.begin(), logits_C.end());
+    double others = 0;
+    for (size_t column = 0; column < columns; ++column) {
+      if (static_cast<int64_t>(column) == target[row]) continue;
+      others += std::exp(static_cast<double>(logits_C[column] - highest));
+    }
+    max.mutable_values<float>()[row] = highest;
+    sum.mutable_values<float>()[row] = static_cast<float>(others);
+    const bool inside = target[row] >= 0 && target[row] < static_cast<int64_t>(columns);
+    target_logit.mutable_values<float>()[row] =
+        inside ? logits_C[static_cast<size_t>(target[row])] : 0.0f;
+  }
+  add(max, sum, target_logit, nullptr);
+}
+
 double HeadJoin::log_prob(int64_t row) const {
   const size_t r = static_cast<size_t>(row);
   const double own = std::exp(target_[r] - max_[r]);

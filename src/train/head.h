@@ -20,6 +20,10 @@ class HeadJoin {
   // max, sum, target_logit: f32 [R,1]; u: f32 [R,H], null when no gradient will be asked for.
   void add(const Tensor& max, const Tensor& sum, const Tensor& target_logit, const Tensor* u);
 
+  // The same statistics of the chunk, summed here in f64: logits f32 [R,C], target i32 [R,1] as
+  // ce_stats takes it.
+  void add(const Tensor& logits_RC, const Tensor& target_R1);
+
   // log p(target) of a row, in nats.
   double log_prob(int64_t row) const;
   // d(−w·log p)/dh of a row: w·(acc/Z − others/Z·W[target]), Z = others + exp(target_logit − m).

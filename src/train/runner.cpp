@@ -29,7 +29,8 @@ struct ModelRunner::State {
   ModelGraphs graphs;
   std::unique_ptr<Runtime> runtime;
   DeviceModel model;
-  HeadJoin join;
+  HeadJoin join;       // of the device's sums: the gradient
+  HeadJoin loss_join;  // of its logits, summed here, with head_logits: the loss
   Phases phases;
 
   State(const ModelConfig& c, ModelGraphs g, std::unique_ptr<Runtime> r, const WeightStore& w,
@@ -38,10 +39,16 @@ struct ModelRunner::State {
         graphs(std::move(g)),
         runtime(std::move(r)),
         model(config, graphs, runtime->device(), w, adopt),
-        join(graphs.options.loss_rows, config.hidden_size, graphs.options.train) {}
+        join(graphs.options.loss_rows, config.hidden_size, graphs.options.train),
+        loss_join(graphs.options.loss_rows, config.hidden_size, /*gradient=*/false) {}
 
   Device& device() { return runtime->device(); }
   int64_t num_layers() const { return config.num_hidden_layers; }
+
+  bool head_logits() const { return graphs.options.layer.head_logits; }
+  double log_prob(size_t row) const {
+    return (head_logits() ? loss_join : join).log_prob(static_cast<int64_t>(row));
+  }
 
   void load_batch(const Batch& batch);
   std::optional<Error> forward(bool train);
@@ -93,6 +100,7 @@ std::optional<Error> ModelRunner::State::run_head(std::span<const RowTarget> tar
                                          {"h", model.h.buffer.get()}});
   if (error) return error;
   join.reset();
+  loss_join.reset();
   int64_t first_column = 0;
   std::vector<float> best(targets.size(), -std::numeric_limits<float>::infinity());
   for (size_t chunk = 0; chunk < graphs.chunks.size(); ++chunk) {
@@ -108,6 +116,7 @@ std::optional<Error> ModelRunner::State::run_head(std::span<const RowTarget> tar
                                   {"max", model.max.buffer.get()},
                                   {"sum", model.sum.buffer.get()},
                                   {"target_logit", model.target_logit.buffer.get()}};
+    if (head_logits()) bindings["logits"] = model.logits[chunk].buffer.get();
     if (train) {
       bindings["u"] = model.u.buffer.get();
     } else {
@@ -120,6 +129,10 @@ std::optional<Error> ModelRunner::State::run_head(std::span<const RowTarget> tar
     const Tensor u = train ? read_tensor(device(), model.u) : Tensor();
     join.add(max, read_tensor(device(), model.sum), read_tensor(device(), model.target_logit),
              train ? &u : nullptr);
+    if (head_logits()) {
+      loss_join.add(read_tensor(device(), model.logits[chunk]),
+                    read_tensor(device(), model.targets));
+    }
     if (argmax != nullptr) {
       const Tensor columns = read_tensor(device(), model.argmax);
       for (size_t i = 0; i < targets.size(); ++i) {
@@ -142,7 +155,7 @@ LossSum ModelRunner::State::head_gradient(std::span<const RowTarget> targets, do
   const size_t hidden = static_cast<size_t>(config.hidden_size);
   for (size_t i = 0; i < targets.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i);
-    loss.nats -= join.log_prob(row);
+    loss.nats -= log_prob(i);
     ++loss.tokens;
     const Tensor weight =
         model.head_VH.rows(targets[i].target, targets[i].target + 1).to(DType::kF32);
@@ -251,8 +264,7 @@ Result<std::vector<TokenScore>> ModelRunner::score(const Batch& batch,
     std::vector<int32_t> argmax(part.size());
     if (auto error = state_->run_head(part, false, &argmax)) return *error;
     for (size_t i = 0; i < part.size(); ++i) {
-      scores.push_back(
-          {static_cast<float>(state_->join.log_prob(static_cast<int64_t>(i))), argmax[i]});
+      scores.push_back({static_cast<float>(state_->log_prob(i)), argmax[i]});
     }
   }
   return scores;

@@ -74,6 +74,7 @@ Prepared prepare(const ModelConfig& config, SessionOptions options) {
   const Traits& traits = out.backend->traits();
   options.backend = traits.name;
   options.graphs.layer.activation_dtype = options.activation_dtype.value_or(traits.compute_dtype);
+  options.graphs.layer.head_logits = !traits.exact_f32;
   options.plan.limits = {traits.limits.contractions, traits.limits.nodes, traits.limits.inputs,
                          traits.limits.outputs};
   if (options.max_contractions) options.plan.limits.contractions = *options.max_contractions;

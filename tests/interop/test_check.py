@@ -218,3 +218,16 @@ def test_help_names_the_actions(run):
     text = run("diagnose", "--help").stdout
     for action in ("first-failing-node", "compare-parts", "repro PART"):
         assert action in text
+
+
+def test_sums_of_16_bits_do_not_reach_the_loss(run, tmp_path):
+    """The head on a device whose exponentials and sums are rounded with a bias."""
+    profile = tmp_path / "sums.yaml"
+    biased = "{result: {format: bf16, mode: away, bias: 0.9}}"
+    profile.write_text(f"name: sums\nrounding:\n  reduce: {biased}\n  transcendental: {biased}\n")
+    for chunk in (96, 4096):  # with a smaller last chunk; in one
+        report = check(run, "--backend", f"sim:{profile}", "--host-parts", "fwd,bwd,rms,rms-bwd",
+                       "--vocab-chunk", chunk, "--blame", "never")
+        assert {p["group"] for p in report["placement"] if not p["host_parts"]} == {"ce-grad"}
+        assert report["loss_rel"] < 1e-6
+        assert report["worst_grad_rel"] > 1e-5  # the device's rounding is there
