@@ -22,6 +22,9 @@ struct BackendLimits {
 };
 
 // Facts about a backend that the rest of the program plans with.
+// What a device may do with the frozen weights of products besides keeping them as they lie.
+enum class Prepack : uint8_t { kNever, kOnRequest, kByDefault };
+
 struct Traits {
   std::string name;                     // "openvino:CPU"
   DType compute_dtype = DType::kF32;    // of activations by default
@@ -34,6 +37,7 @@ struct Traits {
   bool exact_f32 = true;                // an f32 result has f32's digits, not 16 bits' worth
   bool host_cpu = false;                // its device is this CPU, as the reference's is
   bool widens_weights = false;          // 16-bit weights are widened inside matmuls at no cost
+  Prepack prepack = Prepack::kNever;
   // Passes of transform/legalise.h, by name, that its compiler needs after the default ones.
   std::vector<std::string> legalise;
 };
@@ -53,6 +57,20 @@ class Buffer {
   virtual size_t bytes() const = 0;
   // The memory itself where the device can address the host's; null otherwise.
   virtual std::byte* host_pointer() = 0;
+
+  // Its bytes stay as they are from now on, until it is freed: the device may keep the value in
+  // other forms too (packed for products, as constants of compiled code) if DeviceOptions::prepack.
+  void freeze() { frozen_ = true; }
+  bool frozen() const { return frozen_; }
+  // Those forms, the device's own business; freed with the buffer.
+  struct Forms {
+    virtual ~Forms() = default;
+  };
+  std::shared_ptr<Forms>& forms() { return forms_; }
+
+ private:
+  bool frozen_ = false;
+  std::shared_ptr<Forms> forms_;
 };
 
 // A loaded part. Inputs and outputs are bound by position, in the order of the part's graph.
@@ -94,7 +112,8 @@ class Device {
 };
 
 struct DeviceOptions {
-  int threads = 0;  // host threads for CPU devices; 0 = all
+  int threads = 0;       // host threads for CPU devices; 0 = all
+  bool prepack = false;  // frozen buffers may be kept in other forms too
 };
 
 class Backend {

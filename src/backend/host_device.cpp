@@ -58,6 +58,7 @@ std::shared_ptr<Buffer> HostDevice::view(std::shared_ptr<Buffer> whole, size_t o
 
 void HostDevice::upload(Buffer& to, std::span<const std::byte> from) {
   NPU_CHECK(from.size() <= to.bytes(), "upload is larger than its buffer");
+  NPU_CHECK(!to.frozen(), "upload to a frozen buffer");
   if (!from.empty()) std::memcpy(to.host_pointer(), from.data(), from.size());
 }
 

@@ -43,6 +43,9 @@ constexpr OptionSpec kTable[] = {
     {"weight-dtype", kText, "auto", "TYPE", kRuns,
      "frozen weights in memory: auto (as on disk where that costs nothing, else as activations), "
      "f32, bf16, f16"},
+    {"prepack", kText, "auto", "on|off", kRuns,
+     "frozen weights also in the form that the device's products read: faster, for the memory of a "
+     "second copy [on where the backend does so by default]"},
     {"recompute", kText, "auto", "MODE", kTrains,
      "none keeps activations for the backward, layer recomputes them, auto decides by memory"},
     {"disable-pass", kList, "", "NAME", "train check compile plan eval ir diagnose",

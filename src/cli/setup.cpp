@@ -205,6 +205,13 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   } else {
     layer.weight_dtype = traits.widens_weights ? config.storage_dtype : layer.activation_dtype;
   }
+  const std::string prepack = options.choice("prepack", {"auto", "on", "off"});
+  if (prepack != "auto") session.prepack = prepack == "on";
+  if (prepack == "on" && traits.prepack == Prepack::kNever) {
+    throw UserError({ErrorKind::kUsage, "--prepack",
+                     "needs a backend that can keep weights in a form of its own", traits.name,
+                     "leave the option out"});
+  }
   return session;
 }
 

@@ -95,10 +95,12 @@ void DeviceModel::load_weight(Device& device, DeviceTensor& target, const Weight
   if (adopt_ && stored.dtype() == target.type.dtype &&
       stored.size() == num_elements(target.type.shape)) {
     target.buffer = device.adopt(stored).take();
+    target.buffer->freeze();
     return;
   }
   if (target.buffer == nullptr) target = allocate(device, target.type, name);
   upload_tensor(device, target, stored);
+  target.buffer->freeze();
   store.release(stored);
 }
 
@@ -182,6 +184,7 @@ void DeviceModel::load_head(const ModelConfig& config, const ModelGraphs& graphs
     const TensorType type{o.weight_dtype, {chunk, hidden}};
     const size_t size = static_cast<size_t>(type.bytes());
     head_chunks.push_back({device.view(head.buffer, offset, size), type});
+    head_chunks.back().buffer->freeze();
     offset += size;
   }
   const TensorType column{DType::kF32, {rows_R, 1}},

@@ -103,6 +103,8 @@ std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
                                   const WeightStore& weights, bool adopt_weights) {
   DeviceOptions device_options;
   device_options.threads = prepared.options.threads;
+  device_options.prepack = prepared.options.prepack.value_or(
+      prepared.backend->traits().prepack == Prepack::kByDefault);
   auto runtime =
       Runtime::create(std::move(prepared.plan), *prepared.backend, device_options).take();
   return std::make_unique<ModelRunner>(config, std::move(prepared.graphs), std::move(runtime),

@@ -27,6 +27,7 @@ struct SessionOptions {
   bool auto_placement = false;
   CompileSettings compile;
   int threads = 0;
+  std::optional<bool> prepack;  // unset: as the backend does by default
 };
 
 // The backend that a run on `backend` is compared with.
