@@ -5,8 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "backend/backend.h"
-#include "backend/cpu.h"
+#include "cpu_calls.h"
 #include "ir/text.h"
 #include "model/model.h"
 #include "ops/ops.h"
@@ -17,63 +16,6 @@
 
 namespace npu {
 namespace {
-
-std::unique_ptr<Device> open_cpu(int threads) {
-  return make_cpu()->open({.threads = threads}).take();
-}
-
-struct Loaded {
-  std::unique_ptr<Device> device;
-  std::unique_ptr<Executable> executable;
-};
-
-Loaded load(const Graph& graph, int threads) {
-  Loaded loaded;
-  loaded.device = open_cpu(threads);
-  const Blob blob = make_cpu()->compile(graph, {}).take();
-  loaded.executable = loaded.device->load(blob, graph).take();
-  return loaded;
-}
-
-NamedTensors call(const Loaded& loaded, const Graph& graph, const NamedTensors& inputs) {
-  std::vector<std::shared_ptr<Buffer>> owned;
-  std::vector<Buffer*> in, out;
-  for (const NodeId id : graph.inputs()) {
-    owned.push_back(loaded.device->adopt(inputs.at(graph.node(id).name)).take());
-    in.push_back(owned.back().get());
-  }
-  for (const GraphOutput& output : graph.outputs()) {
-    owned.push_back(
-        loaded.device->allocate(static_cast<size_t>(graph.node(output.node).type.bytes())).take());
-    std::memset(owned.back()->host_pointer(), 0xa5, owned.back()->bytes());
-    out.push_back(owned.back().get());
-  }
-  const Device::Ticket ticket = loaded.device->submit(*loaded.executable, in, out).take();
-  EXPECT_FALSE(loaded.device->wait(ticket).has_value());
-  NamedTensors results;
-  for (size_t i = 0; i < out.size(); ++i) {
-    const GraphOutput& output = graph.outputs()[i];
-    Tensor result(graph.node(output.node).type.dtype, graph.node(output.node).type.shape);
-    loaded.device->download({result.mutable_data(), result.bytes()}, *out[i]);
-    results[output.name] = result;
-  }
-  return results;
-}
-
-NamedTensors run_cpu(const Graph& graph, const NamedTensors& inputs, int threads = 2) {
-  return call(load(graph, threads), graph, inputs);
-}
-
-// Relative L2 of every output against the rows' kernels.
-void expect_near_reference(const Graph& graph, const NamedTensors& inputs, double bound) {
-  const NamedTensors want = run_graph(graph, inputs), got = run_cpu(graph, inputs);
-  for (const auto& [name, reference] : want) {
-    const Difference d = difference(got.at(name), reference);
-    const double step = reference.dtype() == DType::kBF16 ? 0x1p-8 : 0;  // a neighbour now and then
-    EXPECT_LE(d.rel_l2, std::max(bound, step)) << graph.name() << " output " << name;
-    EXPECT_EQ(d.finite, true) << graph.name() << " output " << name;
-  }
-}
 
 // Weights of the size that models have: products keep the size of their rows, and exponentials
 // don't magnify rounding.

@@ -42,7 +42,7 @@ AmxDType amx_dtype(DType dtype) {
 // Below one register block there is nothing to win over BLAS.
 bool suits_amx(const GemmStep& step, const GemmCall& call) {
   constexpr int64_t kLeast = 32;
-  return step.amx && call.m >= kLeast && call.n >= kLeast && step.k >= kLeast;
+  return step.amx && call.m >= kLeast && call.n >= kLeast && call.k >= kLeast;
 }
 
 void run_amx(const GemmStep& step, const GemmCall& call, float* out, int64_t out_ld) {
@@ -51,7 +51,7 @@ void run_amx(const GemmStep& step, const GemmCall& call, float* out, int64_t out
   product.rhs = {call.rhs, step.rhs_ld, amx_dtype(call.rhs_dtype), !step.rhs_transposed};
   product.m = call.m;
   product.n = call.n;
-  product.k = step.k;
+  product.k = call.k;
   product.alpha = call.alpha;
   product.beta = step.accumulate ? 1.0f : 0.0f;
   product.out = out;
@@ -63,12 +63,12 @@ void run_amx(const GemmStep& step, const GemmCall& call, float* out, int64_t out
 void run_blas(const GemmStep& step, const GemmCall& call, float* out, int64_t out_ld) {
   const int64_t lhs_bytes = static_cast<int64_t>(dtype_bytes(call.lhs_dtype));
   const int64_t rhs_bytes = static_cast<int64_t>(dtype_bytes(call.rhs_dtype));
-  const int64_t block = step.block_k > 0 ? step.block_k : step.k;
+  const int64_t block = step.block_k > 0 ? step.block_k : call.k;
   float* const lhs_panel = call.scratch;
   float* const rhs_panel = lhs_panel + call.m * step.block_k;
   float beta = step.accumulate ? 1.0f : 0.0f;
-  for (int64_t k0 = 0; k0 < step.k; k0 += block) {
-    const int64_t k = std::min(block, step.k - k0);
+  for (int64_t k0 = 0; k0 < call.k; k0 += block) {
+    const int64_t k = std::min(block, call.k - k0);
     const std::byte* from = call.lhs + k0 * (step.lhs_transposed ? step.lhs_ld : 1) * lhs_bytes;
     Matrix lhs{reinterpret_cast<const float*>(from), step.lhs_ld};
     if (call.lhs_dtype != DType::kF32) {

@@ -8,13 +8,14 @@
 
 namespace npu::cpu {
 
-// One product of m rows, columns [col, col + n), with the addresses of its first elements.
+// One product of m rows and n columns over k, all of the step's or a part, with the addresses of
+// its first elements.
 struct GemmCall {
   const std::byte* lhs = nullptr;
   const std::byte* rhs = nullptr;
   std::byte* out = nullptr;
   DType lhs_dtype = DType::kF32, rhs_dtype = DType::kF32, out_dtype = DType::kF32;
-  int64_t m = 0, n = 0;
+  int64_t m = 0, n = 0, k = 0;
   float alpha = 1;
   float* scratch = nullptr;
 };

@@ -9,6 +9,7 @@
 
 #include "backend/cpu_emit.h"
 #include "backend/cpu_matmul.h"
+#include "backend/cpu_window.h"
 #include "ops/table.h"
 
 namespace npu::cpu {
@@ -73,6 +74,7 @@ class Planner {
                 "planning " + graph_.name() + " goes in circles at node " + std::to_string(*id));
     }
     build_stages();
+    find_windows(plan_);
     size_scratch();
     find_lives();
     place_locals();
@@ -214,7 +216,7 @@ class Planner {
       if (!plan_.stages.empty() && joins(plan_.stages.back(), i)) {
         plan_.stages.back().last = i + 1;
       } else {
-        plan_.stages.push_back({i, i + 1, {}});
+        plan_.stages.push_back({i, i + 1, {}, std::nullopt});
       }
     }
   }

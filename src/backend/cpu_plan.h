@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -119,11 +120,31 @@ struct Step {
   }
 };
 
+// The columns of a stage's rows that need work are those between which `witness` is open, a value
+// of the same rows: the others' results are 0, or nothing depends on them (cpu_window.h).
+struct Window {
+  enum class Role : uint8_t {
+    kNone,
+    kColumns,  // makes these columns only
+    kDepth,    // a product that sums over these columns only
+  };
+  int64_t cols = 0;
+  Access witness;
+  RowSpace space;           // of the witness
+  bool additive = false;    // closed is far below 0, else 0
+  std::vector<Role> roles;  // by step of the stage
+  // Memory operands of the loop among these steps: the witness, and what the loop stores, of which
+  // closed columns become 0 or the witness's own values.
+  int witness_operand = -1;
+  std::vector<int> zeros, masks;
+};
+
 // Steps that a thread runs one after the other on a chunk of rows, with no barrier between them:
 // each reads of the ones before only the rows of its own chunk.
 struct Stage {
   size_t first = 0, last = 0;  // steps [first, last)
   std::vector<int> locals;     // storages of kind kLocal
+  std::optional<Window> window;
 };
 
 struct Plan {

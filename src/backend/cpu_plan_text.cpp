@@ -60,6 +60,12 @@ std::string gemm_text(const Plan& plan, const GemmStep& gemm) {
          std::to_string(gemm.k);
 }
 
+std::string window_text(const Plan& plan, const Stage& stage) {
+  if (!stage.window) return "";
+  return ", only of columns where " + storage_name(plan, stage.window->witness.storage) +
+         (stage.window->additive ? " is open" : " is not 0");
+}
+
 }  // namespace
 
 std::string step_text(const Plan& plan, const Step& step) {
@@ -80,7 +86,7 @@ std::string plan_text(const Plan& plan) {
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const Stage& stage = plan.stages[s];
     text += "stage " + std::to_string(s) + ": " + std::to_string(plan.steps[stage.first].chunks()) +
-            " chunks\n";
+            " chunks" + window_text(plan, stage) + "\n";
     for (size_t i = stage.first; i < stage.last; ++i) {
       text += "    " + step_text(plan, plan.steps[i]) + "\n";
     }

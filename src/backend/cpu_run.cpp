@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "backend/cpu_matmul.h"
 
@@ -135,8 +136,18 @@ void PlanRunner::run_chunk(const Stage& stage, int64_t chunk, size_t thread) {
         reinterpret_cast<std::byte*>(workspace_->scratch(thread)) + storage.offset -
         first * static_cast<int64_t>(storage.row_bytes);
   }
+  ThreadState& state = threads_[thread];
+  state.role = Window::Role::kNone;
+  state.window = stage.window ? &*stage.window : nullptr;
   try {
+    if (stage.window) {
+      const Step& step = plan_.steps[stage.first];
+      const int64_t first = chunk * step.chunk_rows;
+      state.open =
+          open_columns(*stage.window, first, std::min(step.rows, first + step.chunk_rows), thread);
+    }
     for (size_t i = stage.first; i < stage.last; ++i) {
+      if (stage.window) state.role = stage.window->roles[i - stage.first];
       const double start = timed_ ? thread_seconds() : 0;
       run_step(plan_.steps[i], chunk, thread);
       if (timed_) threads_[thread].seconds[i] += thread_seconds() - start;
@@ -146,6 +157,17 @@ void PlanRunner::run_chunk(const Stage& stage, int64_t chunk, size_t thread) {
     const std::lock_guard lock(mutex_);
     if (!exception_) exception_ = std::current_exception();
   }
+}
+
+ColumnRange PlanRunner::open_columns(const Window& window, int64_t first, int64_t last,
+                                     size_t thread) const {
+  const DType dtype = plan_.storages[static_cast<size_t>(window.witness.storage)].dtype;
+  ColumnRange range{window.cols, 0};
+  for (int64_t row = first; row < last; ++row) {
+    widen_to_row(window, dtype, row_address(window.space, window.witness, row, thread), range);
+  }
+  // Nothing but zeros: one step of them is enough.
+  return range.count() > 0 ? range : ColumnRange{0, std::min(window.cols, kWindowGrain)};
 }
 
 int64_t PlanRunner::element_bytes(const Access& access) const {
@@ -193,14 +215,25 @@ void PlanRunner::run_gemm_rows(const Step& step, int64_t chunk, size_t thread) {
     call.alpha *= reinterpret_cast<const float*>(base)[gemm.alpha_offset];
   }
   call.scratch = workspace_->scratch(thread);
-  const int64_t col = step.cols > 1 ? chunk % col_chunks * step.chunk_cols : 0;
+  int64_t col = step.cols > 1 ? chunk % col_chunks * step.chunk_cols : 0;
   call.n = step.cols > 1 ? std::min(step.chunk_cols, gemm.n - col) : gemm.n;
+  call.k = gemm.k;
   const int64_t rhs_step = gemm.rhs_transposed ? gemm.rhs_ld : 1;
+  const ThreadState& state = threads_[thread];
+  int64_t depth = 0;  // first k
+  if (state.role == Window::Role::kColumns) {
+    col = state.open.first;
+    call.n = state.open.count();
+  } else if (state.role == Window::Role::kDepth) {
+    depth = state.open.first;
+    call.k = state.open.count();
+  }
+  const int64_t rhs_offset = col * rhs_step + depth * gemm.rhs_k_stride;
   for_inner_runs(gemm.space, first, last, [&](int64_t row, int64_t rows) {
     call.m = rows;
-    call.lhs = row_address(gemm.space, gemm.lhs, row, thread);
+    call.lhs = row_address(gemm.space, gemm.lhs, row, thread) + depth * element_bytes(gemm.lhs);
     call.rhs =
-        row_address(gemm.space, gemm.rhs, row, thread) + col * rhs_step * element_bytes(gemm.rhs);
+        row_address(gemm.space, gemm.rhs, row, thread) + rhs_offset * element_bytes(gemm.rhs);
     call.out = const_cast<std::byte*>(row_address(gemm.space, gemm.out, row, thread)) +
                col * element_bytes(gemm.out);
     run_gemm(gemm, call);
@@ -227,17 +260,21 @@ void PlanRunner::run_loops(const LoopStep& step, int64_t first, int64_t last, si
 void PlanRunner::run_block(const LoopStep& step, int64_t rows, int64_t row, size_t thread) {
   const ThreadState& state = threads_[thread];
   float* const registers = workspace_->scratch(thread);
+  const bool windowed = state.role == Window::Role::kColumns;
+  const auto first_column = [&](const LoopArg& arg) {
+    return arg.column + (windowed && arg.cols == state.window->cols ? state.open.first : 0);
+  };
   const auto resolve = [&](const LoopArg& arg, int64_t& stride) -> const void* {
     const size_t index = static_cast<size_t>(arg.index);
     switch (arg.where) {
       case Where::kRegister:
         stride = step.register_cols[index];
-        return registers + step.register_start[index] * step.block_rows + arg.column;
+        return registers + step.register_start[index] * step.block_rows + first_column(arg);
       case Where::kMemory: {
         const Access& access = step.memory[index];
         stride = access.inner_stride();
         return state.rows[index] + row * state.row_bytes[index] +
-               arg.column * element_bytes(access);
+               first_column(arg) * element_bytes(access);
       }
       case Where::kNumber:
         break;
@@ -249,10 +286,43 @@ void PlanRunner::run_block(const LoopStep& step, int64_t rows, int64_t row, size
     LoopCall call;
     call.dst = const_cast<void*>(resolve(op.dst, call.dst_stride));
     for (size_t i = 0; i < op.src.size(); ++i) call.src[i] = resolve(op.src[i], call.src_stride[i]);
+    call.step = op.step;
+    if (windowed && op.cols == state.window->cols) {
+      call.rows = rows;
+      call.cols = state.open.count();
+      op.fn(call);
+      continue;
+    }
     call.rows = op.flat ? 1 : rows;
     call.cols = op.flat ? rows * op.cols : op.cols;
-    call.step = op.step;
     op.fn(call);
+  }
+  if (windowed) fill_closed(step, rows, row, thread);
+}
+
+// What the loop's results hold where the window is closed.
+void PlanRunner::fill_closed(const LoopStep& step, int64_t rows, int64_t row, size_t thread) {
+  const ThreadState& state = threads_[thread];
+  const Window& window = *state.window;
+  const auto fill = [&](int operand, int64_t r, bool mask) {
+    const size_t index = static_cast<size_t>(operand);
+    const size_t witness = static_cast<size_t>(window.witness_operand);
+    const int64_t bytes = element_bytes(step.memory[index]);
+    std::byte* const to = const_cast<std::byte*>(state.rows[index]) + r * state.row_bytes[index];
+    for (const ColumnRange part :
+         {ColumnRange{0, state.open.first}, ColumnRange{state.open.last, window.cols}}) {
+      const size_t count = static_cast<size_t>(part.count() * bytes);
+      if (mask) {
+        const std::byte* const from = state.rows[witness] + r * state.row_bytes[witness];
+        std::memcpy(to + part.first * bytes, from + part.first * bytes, count);
+      } else {
+        std::memset(to + part.first * bytes, 0, count);
+      }
+    }
+  };
+  for (int64_t r = row; r < row + rows; ++r) {
+    for (const int operand : window.zeros) fill(operand, r, false);
+    for (const int operand : window.masks) fill(operand, r, true);
   }
 }
 

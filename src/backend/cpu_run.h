@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "backend/cpu_plan.h"
+#include "backend/cpu_window.h"
 #include "base/thread_pool.h"
 
 namespace npu::cpu {
@@ -54,13 +55,20 @@ class PlanRunner {
     std::vector<const std::byte*> rows;  // by memory operand of the loop step at hand
     std::vector<int64_t> row_bytes;
     std::vector<double> seconds;
+    // Of the chunk and the step at hand.
+    ColumnRange open;
+    Window::Role role = Window::Role::kNone;
+    const Window* window = nullptr;  // null in a stage without
   };
 
   void work(size_t thread);
   void run_chunk(const Stage& stage, int64_t chunk, size_t thread);
+  // The columns that are open in any of rows [first, last).
+  ColumnRange open_columns(const Window& window, int64_t first, int64_t last, size_t thread) const;
   void run_step(const Step& step, int64_t chunk, size_t thread);
   void run_loops(const LoopStep& step, int64_t first, int64_t last, size_t thread);
   void run_block(const LoopStep& step, int64_t rows, int64_t row, size_t thread);
+  void fill_closed(const LoopStep& step, int64_t rows, int64_t row, size_t thread);
   void run_gemm_rows(const Step& step, int64_t chunk, size_t thread);
   void run_kernel(const KernelStep& step, size_t thread);
   const std::byte* row_address(const RowSpace& space, const Access& access, int64_t row,
