@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -235,25 +237,35 @@ class Finder {
   Plan& plan_;
 };
 
-template <class T, class Convert>
-bool any_open(const Window& window, const std::byte* row, int64_t column, Convert convert) {
-  const T* const values = reinterpret_cast<const T*>(row);
-  const int64_t last = std::min(column + kWindowGrain, window.cols);
-  unsigned open = 0;
-  for (int64_t i = column; i < last; ++i) {
-    const float value = convert(values[i]);
-    open |= static_cast<unsigned>(window.additive ? !(value <= kClosedScore) : value != 0);
+// Compared as integers, which the compiler turns into vector code.
+int32_t f32_bits(float value) { return std::bit_cast<int32_t>(value); }
+int32_t f32_bits(uint16_t bf16) { return static_cast<int32_t>(uint32_t{bf16} << 16); }
+
+template <class T>
+bool any_open(const T* values, int64_t count, bool additive) {
+  const int32_t closed = f32_bits(kClosedScore), infinity = f32_bits(-HUGE_VALF);
+  int32_t open = 0;
+  if (additive) {  // bits of negative numbers grow with their size
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t bits = f32_bits(values[i]);
+      open |= static_cast<int32_t>(bits < closed) | static_cast<int32_t>(bits > infinity);
+    }
+  } else {
+    for (int64_t i = 0; i < count; ++i) open |= f32_bits(values[i]) & INT32_MAX;
   }
   return open != 0;
 }
 
-// Whether any of kWindowGrain columns (fewer at the end) from `column` is open.
-bool any_open(const Window& window, DType dtype, const std::byte* row, int64_t column) {
+bool any_open(const Window& window, DType dtype, const std::byte* row, ColumnRange columns) {
+  const int64_t count = std::min(columns.last, window.cols) - columns.first;
   if (dtype == DType::kF32) {
-    return any_open<float>(window, row, column, [](float value) { return value; });
+    return any_open(reinterpret_cast<const float*>(row) + columns.first, count, window.additive);
   }
-  return any_open<uint16_t>(window, row, column, [dtype](uint16_t bits) {
-    return dtype == DType::kBF16 ? f32_from_bf16(bits) : f32_from_f16(bits);
+  const uint16_t* const halves = reinterpret_cast<const uint16_t*>(row) + columns.first;
+  if (dtype == DType::kBF16) return any_open(halves, count, window.additive);
+  return std::any_of(halves, halves + count, [&](uint16_t half) {
+    const float value = f32_from_f16(half);
+    return any_open(&value, 1, window.additive);
   });
 }
 
@@ -262,19 +274,25 @@ bool any_open(const Window& window, DType dtype, const std::byte* row, int64_t c
 void find_windows(Plan& plan) { Finder(plan).run(); }
 
 void widen_to_row(const Window& window, DType dtype, const std::byte* row, ColumnRange& range) {
-  const auto open = [&](int64_t column) { return any_open(window, dtype, row, column); };
-  int64_t first = 0, last = (window.cols + kWindowGrain - 1) / kWindowGrain * kWindowGrain;
-  // Only what would widen the range is looked at.
-  while (first < std::min(range.first, last) && !open(first)) first += kWindowGrain;
-  while (last > std::max(range.last, first) && !open(last - kWindowGrain)) last -= kWindowGrain;
-  int64_t seen = first;
-  while (seen < last && !open(seen)) seen += kWindowGrain;
-  if (seen >= last) {  // scores that are all closed count as if they were open; zeros don't count
+  const auto open = [&](int64_t from, int64_t to) {
+    return from < to && any_open(window, dtype, row, {from, to});
+  };
+  const int64_t end = (window.cols + kWindowGrain - 1) / kWindowGrain * kWindowGrain;
+  int64_t first = std::min(range.first, end);
+  // Forwards and in one go, as memory likes it; step by step only where that finds something.
+  if (open(0, first)) {
+    for (first = 0; !open(first, first + kWindowGrain);) first += kWindowGrain;
+  }
+  int64_t last = std::max(range.last, first);
+  if (open(last, end)) {
+    for (last = end; !open(last - kWindowGrain, last);) last -= kWindowGrain;
+  }
+  if (!open(first, std::min(first + kWindowGrain, last)) && !open(first, last)) {
+    // Scores that are all closed count as if they were open; zeros don't count.
     if (window.additive) range = {0, window.cols};
     return;
   }
-  range.first = std::min(range.first, first);
-  range.last = std::max(range.last, std::min(last, window.cols));
+  range = {first, std::max(range.last, std::min(last, window.cols))};
 }
 
 }  // namespace npu::cpu
