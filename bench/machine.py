@@ -1,12 +1,12 @@
 """What the machine is, what it reaches at best and who else uses it: facts beside every figure of bench/.
 
-    machine.py [MODEL_DIR]    peaks as JSON; with a model also at the shapes of its matrices
+    machine.py MODEL_DIR    peaks as JSON, large products and those of the model's shapes
 
 The caller sets the thread count in the environment, as torch and numpy read it there.
 """
+import argparse
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -87,10 +87,10 @@ def best_seconds(call, seconds):
     return best
 
 
-def square_gflops(multiply, matrix, seconds):
+def square_gflops(multiply, matrix, sizes, seconds):
     """Best rate of multiply(matrix, matrix) by size: {"1024": …}. matrix(n) makes an operand."""
     rates = {}
-    for n in SQUARES:
+    for n in sizes:
         a = matrix(n)
         rates[str(n)] = round(2 * n**3 / best_seconds(lambda: multiply(a, a), seconds) / 1e9, 1)
     return rates
@@ -118,28 +118,27 @@ def memory_gib_s(torch, seconds):
                           / 2**30, 1)}
 
 
-def peaks(model_dir=None, seconds=1.0):
-    """GFLOP/s of f32 and bf16 products and GiB/s of memory. `seconds` is spent on each figure."""
+def peaks(model_dir, quick=False):
+    """GFLOP/s of f32 and bf16 products, large ones and a model's, and GiB/s of memory."""
     import numpy as np
     import torch
 
     torch.set_grad_enabled(False)
-    result = {
+    seconds, sizes = (0.01, SQUARES[:1]) if quick else (1.0, SQUARES)
+    draw = np.random.default_rng(0)
+    config = json.loads((Path(model_dir) / "config.json").read_text(encoding="utf-8"))
+    return {
         "sgemm_gflops": {
-            "torch": square_gflops(torch.matmul, lambda n: torch.randn(n, n), seconds),
-            "numpy": square_gflops(
-                np.matmul, lambda n: np.random.default_rng(0).random((n, n), np.float32), seconds),
+            "torch": square_gflops(torch.matmul, lambda n: torch.randn(n, n), sizes, seconds),
+            "numpy": square_gflops(np.matmul, lambda n: draw.random((n, n), np.float32), sizes,
+                                   seconds),
         },
-        "bf16_gflops": {
-            "torch": square_gflops(
-                torch.matmul, lambda n: torch.randn(n, n).to(torch.bfloat16), seconds)},
+        "bf16_gflops": {"torch": square_gflops(
+            torch.matmul, lambda n: torch.randn(n, n).to(torch.bfloat16), sizes, seconds)},
         "memory_gib_s": memory_gib_s(torch, seconds),
+        "shapes_gflops": {"f32": shape_gflops(torch, config, torch.float32, seconds / 4),
+                          "bf16": shape_gflops(torch, config, torch.bfloat16, seconds / 4)},
     }
-    if model_dir is not None:
-        config = json.loads((Path(model_dir) / "config.json").read_text(encoding="utf-8"))
-        result["shapes_gflops"] = {"f32": shape_gflops(torch, config, torch.float32, seconds / 4),
-                                   "bf16": shape_gflops(torch, config, torch.bfloat16, seconds / 4)}
-    return result
 
 
 def best_gflops(readings, kind):
@@ -148,5 +147,13 @@ def best_gflops(readings, kind):
                for rate in by_size.values())
 
 
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("model", help="Hugging Face directory")
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    print(json.dumps(peaks(args.model, args.quick)))
+
+
 if __name__ == "__main__":
-    print(json.dumps(peaks(*sys.argv[1:2])))
+    main()

@@ -84,16 +84,17 @@ def write_random_model(geometry, folder, seed=0):
 def useful_flops(config, targets, rank, rows):
     """Floating-point operations that LoRA training on `rows` cannot do without, forward and backward.
 
-    Counted: products with frozen weights, forward and for the gradient of their input (not below the
-    first layer's adapters); A and B with their gradients; the causal half of attention, within one
-    row; the head where a token carries loss. Not counted: padding, recomputing, elementwise work.
+    Counted: products with frozen weights, forward and for the gradient of their input (not of the
+    first layer's); A and B with their gradients; the causal half of attention, within one row; the
+    head where a token carries loss. Not counted: padding, recomputing, elementwise work.
     """
     shapes = linear_shapes(config)
     layers = config["num_hidden_layers"]
     size = {name: inputs * outputs for name, (inputs, outputs) in shapes.items()}
-    first_inputs = size["q"] + size["k"] + size["v"]  # nothing trained lies below them
-    frozen = 4 * layers * sum(size.values()) - 2 * first_inputs
-    lora = 6 * layers * rank * sum(sum(shapes[name]) for name in targets)
+    first = "qkv"  # of the first layer: nothing trained lies below their input
+    frozen = 4 * layers * sum(size.values()) - 2 * sum(size[name] for name in first)
+    lora = (6 * layers * rank * sum(sum(shapes[name]) for name in targets)
+            - 2 * rank * sum(shapes[name][0] for name in targets if name in first))
     attention = 6 * layers * shapes["q"][1]  # times n(n + 1): two products forward, four backward
     head = 4 * config["hidden_size"] * config["vocab_size"]
     total = 0
