@@ -1,12 +1,22 @@
-"""What the machine is and who else uses it: facts that stand beside every figure of bench/."""
+"""What the machine is, what it reaches at best and who else uses it: facts beside every figure of bench/.
+
+    machine.py MODEL_DIR    peaks as JSON, large products and those of the model's shapes
+
+The caller sets the thread count in the environment, as torch and numpy read it there.
+"""
+import argparse
 import json
 import os
 import time
+from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
 # The instruction sets that decide what a matrix product costs.
 ISA = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile",
        "asimd", "asimddp", "bf16", "sve")
+SQUARES = (1024, 2048, 4096)
+TOKENS = (128, 512)  # rows of the products at a model's shapes
+STREAM_BYTES = 2**29  # far above any cache
 
 
 def busy_seconds():
@@ -41,6 +51,12 @@ def process_tree_seconds(pid):
     return sum(int(value) for value in fields[11:15]) / TICKS
 
 
+def resident_gib(pid):
+    """Resident memory of a process now."""
+    with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
+
+
 def describe():
     """CPU model, instruction sets, cores and memory."""
     model, flags = "unknown", set()
@@ -61,28 +77,82 @@ def describe():
     }
 
 
-def sgemm_gflops(multiply, a, b, seconds=1.0):
-    """Best rate of multiply(a, b), both [n,n], within `seconds`."""
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
+def best_seconds(call, seconds):
+    """The least time of call() within `seconds`, of two calls at least: the first one warms up."""
+    best, end, calls = float("inf"), time.perf_counter() + seconds, 0
+    while calls < 2 or time.perf_counter() < end:
         start = time.perf_counter()
-        multiply(a, b)
-        best = min(best, time.perf_counter() - start)
-    return round(2 * len(a) ** 3 / best / 1e9, 1)
+        call()
+        best, calls = min(best, time.perf_counter() - start), calls + 1
+    return best
 
 
-def main():
-    """Prints the f32 matrix-product peaks of torch and numpy (1024 cubed) as JSON.
+def square_gflops(multiply, matrix, sizes, seconds):
+    """Best rate of multiply(matrix, matrix) by size: {"1024": …}. matrix(n) makes an operand."""
+    rates = {}
+    for n in sizes:
+        a = matrix(n)
+        rates[str(n)] = round(2 * n**3 / best_seconds(lambda: multiply(a, a), seconds) / 1e9, 1)
+    return rates
 
-    The caller sets the thread count in the environment, as both libraries read it there.
-    """
+
+def shape_gflops(torch, config, dtype, seconds):
+    """Best rate of torch's x[m,k] · w[n,k]ᵀ at the shapes of a model: {"128x576x1536": …}."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    rates = {}
+    for m in TOKENS:
+        for k, n in ((hidden, hidden), (hidden, inner), (inner, hidden),
+                     (hidden, config["vocab_size"])):
+            x, w = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
+            took = best_seconds(lambda: torch.nn.functional.linear(x, w), seconds)
+            rates[f"{m}x{k}x{n}"] = round(2 * m * k * n / took / 1e9, 1)
+    return rates
+
+
+def memory_gib_s(torch, seconds):
+    """Best rate of reading memory (a sum), and of copying it (bytes read and written)."""
+    source = torch.ones(STREAM_BYTES // 4)
+    target = torch.empty_like(source)
+    return {"read": round(STREAM_BYTES / best_seconds(source.sum, seconds) / 2**30, 1),
+            "copy": round(2 * STREAM_BYTES / best_seconds(lambda: target.copy_(source), seconds)
+                          / 2**30, 1)}
+
+
+def peaks(model_dir, quick=False):
+    """GFLOP/s of f32 and bf16 products, large ones and a model's, and GiB/s of memory."""
     import numpy as np
     import torch
 
-    a = np.random.default_rng(0).standard_normal((1024, 1024), dtype=np.float32)
-    tensor = torch.from_numpy(a)
-    print(json.dumps({"torch": sgemm_gflops(torch.matmul, tensor, tensor),
-                      "numpy": sgemm_gflops(np.matmul, a, a)}))
+    torch.set_grad_enabled(False)
+    seconds, sizes = (0.01, SQUARES[:1]) if quick else (1.0, SQUARES)
+    draw = np.random.default_rng(0)
+    config = json.loads((Path(model_dir) / "config.json").read_text(encoding="utf-8"))
+    return {
+        "sgemm_gflops": {
+            "torch": square_gflops(torch.matmul, lambda n: torch.randn(n, n), sizes, seconds),
+            "numpy": square_gflops(np.matmul, lambda n: draw.random((n, n), np.float32), sizes,
+                                   seconds),
+        },
+        "bf16_gflops": {"torch": square_gflops(
+            torch.matmul, lambda n: torch.randn(n, n).to(torch.bfloat16), sizes, seconds)},
+        "memory_gib_s": memory_gib_s(torch, seconds),
+        "shapes_gflops": {"f32": shape_gflops(torch, config, torch.float32, seconds / 4),
+                          "bf16": shape_gflops(torch, config, torch.bfloat16, seconds / 4)},
+    }
+
+
+def best_gflops(readings, kind):
+    """The best square product in several results of peaks(): what shares of the peak are taken of."""
+    return max(rate for reading in readings for by_size in reading[kind].values()
+               for rate in by_size.values())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("model", help="Hugging Face directory")
+    parser.add_argument("--quick", action="store_true")
+    args = parser.parse_args()
+    print(json.dumps(peaks(args.model, args.quick)))
 
 
 if __name__ == "__main__":

@@ -2,15 +2,18 @@
 # Installs what the build needs (Debian or Ubuntu packages) and makes .venv.
 #   scripts/setup.sh            build tools, libraries, OpenVINO in .venv: enough for scripts/demo.sh
 #   scripts/setup.sh --tests    also clang-format, clang-tidy and the Python packages of tests/interop
+#   scripts/setup.sh --bench    the first, and the Python packages of bench/, its rivals among them
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '2,4s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,5s/^# \{0,1\}//p' "$0"; }
 
 tests=false
+requirements=(openvino==2026.4.1)
 case "${1:-}" in
   "") ;;
-  --tests) tests=true ;;
+  --tests) tests=true requirements=(-r tests/interop/requirements.txt) ;;
+  --bench) requirements=(-r bench/requirements.txt) ;;
   -h | --help) usage; exit 0 ;;
   *) usage >&2; exit 2 ;;
 esac
@@ -34,10 +37,6 @@ if ((${#missing[@]})); then
 fi
 
 [[ -x .venv/bin/python ]] || python3 -m venv .venv
-# Torch for CPUs is all that the tests need; where pip's index offers such a wheel, it takes it.
-if $tests; then
-  .venv/bin/python -m pip install -q -r tests/interop/requirements.txt
-else
-  .venv/bin/python -m pip install -q openvino==2026.4.1
-fi
+# Torch for CPUs is all that is needed; where pip's index offers such a wheel, it takes it.
+.venv/bin/python -m pip install -q "${requirements[@]}"
 echo "ready: cmake $(cmake --version | sed -n '1s/.* //p'), $(c++ --version | head -1), .venv"

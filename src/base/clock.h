@@ -1,5 +1,7 @@
-// Wall time by the steady clock, for reports and logs.
+// Wall time by the steady clock and CPU time, for reports and logs.
 #pragma once
+
+#include <time.h>
 
 #include <chrono>
 
@@ -7,6 +9,13 @@ namespace npu {
 
 inline double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// CPU seconds of all threads of this process.
+inline double cpu_seconds_now() {
+  timespec used = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
 }
 
 // Adds the time from its birth to its death.

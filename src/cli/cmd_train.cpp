@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/clock.h"
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/process.h"
@@ -258,11 +259,16 @@ class Loop {
   }
 
   void one_step() {
+    const double start = seconds_now(), cpu_start = cpu_seconds_now();
     std::vector<Batch> micro_batches;
     for (int64_t i = 0; i < run_.options.integer("accum", 1); ++i) {
       micro_batches.push_back(batcher_.next());
     }
-    const StepReport report = on_device([&] { return trainer_.train_step(micro_batches); }).take();
+    const double data_seconds = seconds_now() - start;
+    StepReport report = on_device([&] { return trainer_.train_step(micro_batches); }).take();
+    report.data_seconds = data_seconds;
+    report.step_seconds += data_seconds;
+    report.cpu_seconds = cpu_seconds_now() - cpu_start;
     info_.position = batcher_.position();
     info_.tokens += static_cast<double>(report.tokens);
     log_.step(report, epoch(), info_.tokens);

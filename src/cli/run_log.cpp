@@ -138,7 +138,10 @@ void RunLog::step(const StepReport& r, double epoch, double total_tokens) {
                {"epoch", epoch},
                {"parts_device_s", r.device_seconds},
                {"parts_host_s", r.host_seconds},
-               {"transfer_s", r.transfer_seconds}};
+               {"transfer_s", r.transfer_seconds},
+               {"optimizer_s", r.optimizer_seconds},
+               {"data_s", r.data_seconds},
+               {"cpu_s", r.cpu_seconds}};
   if (r.skipped) line["nonfinite"] = true;
   if (r.loss_scale != 1) line["loss_scale"] = r.loss_scale;
   if (r.overflow) line["overflow"] = true;

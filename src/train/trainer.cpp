@@ -63,6 +63,7 @@ Result<StepReport> Trainer::train_step(std::span<const Batch> micro_batches) {
   }
   report.loss = nats * weight;
   report.loss_scale = scaler_.scale();
+  const double optimizer_start = seconds_now();
   if (scaler_.active()) scale_gradients(parameters_, 1.0 / scaler_.scale());
   report.grad_norm = global_grad_norm(parameters_);
   report.lr =
@@ -87,7 +88,9 @@ Result<StepReport> Trainer::train_step(std::span<const Batch> micro_batches) {
   report.device_seconds = timing.device_seconds;
   report.host_seconds = timing.host_seconds;
   report.transfer_seconds = timing.transfer_seconds;
-  report.step_seconds = seconds_now() - start;
+  const double end = seconds_now();
+  report.optimizer_seconds = end - optimizer_start;
+  report.step_seconds = end - start;
   return report;
 }
 

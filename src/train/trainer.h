@@ -31,11 +31,15 @@ struct StepReport {
   double grad_norm = 0;        // before clipping
   int64_t trained_tokens = 0;  // tokens with loss
   int64_t tokens = 0;          // tokens that are not padding
-  double step_seconds = 0;
+  double step_seconds = 0;     // wall time, making the batches included
+  // Shares of it; the rest is host work between parts (embedding rows, masks, sums of the loss).
   double device_seconds = 0, host_seconds = 0, transfer_seconds = 0;
-  bool skipped = false;   // loss or gradient was not finite: no update
-  double loss_scale = 1;  // that the step's gradients were computed under
-  bool overflow = false;  // skipped because the scale was too high; not a bad step
+  double optimizer_seconds = 0;  // from the gradients' norm to the adapter's upload
+  double data_seconds = 0;       // making the batches; the caller, who makes them, adds it
+  double cpu_seconds = 0;        // of all threads of this process, likewise
+  bool skipped = false;          // loss or gradient was not finite: no update
+  double loss_scale = 1;         // that the step's gradients were computed under
+  bool overflow = false;         // skipped because the scale was too high; not a bad step
 };
 
 class Trainer {
