@@ -70,6 +70,7 @@ struct OrtLibrary::Functions {
   void* (*create_cuda_options)(void**);
   void* (*update_cuda_options)(void*, const char* const*, const char* const*, size_t);
   void (*release_cuda_options)(void*);
+  void* (*add_initializers)(void*, const char* const*, const OrtValue* const*, size_t);
   void* (*append_provider)(void*, const char*, const char* const*, const char* const*, size_t);
 
   explicit Functions(const void* const* table);
@@ -119,6 +120,7 @@ OrtLibrary::Functions::Functions(const void* const* table) {
   slot(create_cuda_options, 205);
   slot(update_cuda_options, 206);
   slot(release_cuda_options, 208);
+  slot(add_initializers, 210);
   slot(append_provider, 216);
 }
 
@@ -221,13 +223,35 @@ std::optional<Error> OrtLibrary::configure(void* options, const OrtSettings& set
   return error;
 }
 
-Result<OrtHandle<OrtSession>> OrtLibrary::create_session(std::string_view onnx,
-                                                         const OrtSettings& settings) const {
+std::optional<Error> OrtLibrary::add_constants(void* options,
+                                               const std::vector<OrtConstant>& constants) const {
+  if (constants.empty()) return std::nullopt;
+  std::vector<OrtHandle<OrtValue>> owners;
+  std::vector<const OrtValue*> values;
+  std::vector<const char*> names;
+  for (const OrtConstant& constant : constants) {
+    // Initializers are only read; the interface has no const.
+    Result<OrtHandle<OrtValue>> value =
+        wrap(constant.value.dtype(), constant.value.shape(),
+             const_cast<std::byte*>(constant.value.data()), constant.value.bytes());
+    if (!value) return value.error();
+    owners.push_back(std::move(value.value()));
+    values.push_back(owners.back().get());
+    names.push_back(constant.name.c_str());
+  }
+  return failure("handing over constants",
+                 functions_->add_initializers(options, names.data(), values.data(), names.size()));
+}
+
+Result<OrtHandle<OrtSession>> OrtLibrary::create_session(
+    std::string_view onnx, const OrtSettings& settings,
+    const std::vector<OrtConstant>& constants) const {
   void* raw_options = nullptr;
   auto error = failure("making options", functions_->create_options(&raw_options));
   if (error) return *error;
   const OrtHandle<void> options(raw_options, functions_->release_options);
   if (auto refused = configure(options.get(), settings)) return *refused;
+  if (auto refused = add_constants(options.get(), constants)) return *refused;
   OrtSession* session = nullptr;
   error = failure("reading the graph", functions_->create_session(env_, onnx.data(), onnx.size(),
                                                                   options.get(), &session));
