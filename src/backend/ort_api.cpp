@@ -66,6 +66,7 @@ struct OrtLibrary::Functions {
   void (*release_binding)(OrtBinding*);
   void* (*bind_input)(OrtBinding*, const char*, const OrtValue*);
   void* (*bind_output)(OrtBinding*, const char*, const OrtValue*);
+  void* (*register_allocator)(void*, const void*, const void*);
   void* (*append_cuda)(void*, const void*);
   void* (*create_cuda_options)(void**);
   void* (*update_cuda_options)(void*, const char* const*, const char* const*, size_t);
@@ -116,6 +117,7 @@ OrtLibrary::Functions::Functions(const void* const* table) {
   slot(release_binding, 135);
   slot(bind_input, 136);
   slot(bind_output, 137);
+  slot(register_allocator, 144);
   slot(append_cuda, 204);
   slot(create_cuda_options, 205);
   slot(update_cuda_options, 206);
@@ -155,8 +157,11 @@ Result<std::shared_ptr<const OrtLibrary>> OrtLibrary::load(const fs::path& path)
 std::optional<Error> OrtLibrary::start() {
   auto error = failure("starting", functions_->create_env(kLogErrors, "npu-lora", &env_));
   if (error) return error;
-  return failure("describing host memory",
-                 functions_->create_cpu_memory(kArenaAllocator, kDefaultMemory, &host_memory_));
+  error = failure("describing host memory",
+                  functions_->create_cpu_memory(kArenaAllocator, kDefaultMemory, &host_memory_));
+  if (error) return error;
+  return failure("making the arena of all sessions",
+                 functions_->register_allocator(env_, host_memory_, nullptr));
 }
 
 std::optional<Error> OrtLibrary::failure(std::string_view action, void* status) const {
@@ -197,6 +202,9 @@ std::optional<Error> OrtLibrary::configure(void* options, const OrtSettings& set
   // Every session has a pool of its own; by default all of them spin between calls.
   set("setting threads",
       [&] { return f.add_config(options, "session.intra_op.allow_spinning", "0"); });
+  // Sessions run one at a time: one arena for what lies between their nodes serves all of them.
+  set("sharing the arena",
+      [&] { return f.add_config(options, "session.use_env_allocators", "1"); });
   if (settings.provider.empty()) {
     // The CPU provider has no options; what is given are entries of the session's own.
     for (const auto& [key, value] : settings.options) {
