@@ -18,7 +18,8 @@ std::optional<std::string> foreign_arithmetic(const Graph& graph, NodeId node, D
 
 // Runs a product whose operands need all of compute_dtype's mantissa. A device that rounds them
 // further, whatever its properties say, is off by more than the bound. `hint` goes into the Error.
-std::optional<Error> prove_precision(Backend& backend, Device& device, int threads,
+// With options.prepack the product is computed with a frozen operand too: other code does that.
+std::optional<Error> prove_precision(Backend& backend, Device& device, const DeviceOptions& options,
                                      const std::string& hint);
 
 }  // namespace npu

@@ -96,6 +96,20 @@ class OnnxWriter : public GraphWriter {
     return add_value({name, type, true});
   }
 
+  Ref outside_constant(const std::string& name, const TensorType& type) {
+    constexpr int64_t kExternal = 1;  // TensorProto.DataLocation
+    Message location, tensor;
+    location.text(1, "location");
+    location.text(2, name);
+    for (const int64_t dim : type.shape) tensor.integer(1, dim);
+    tensor.integer(2, ops::onnx_dtype(type.dtype));
+    tensor.text(8, name);
+    tensor.message(13, location);
+    tensor.integer(14, kExternal);
+    graph_.message(5, tensor);
+    return add_value({name, type, true});
+  }
+
   Ref node(std::string_view type, std::span<const Ref> inputs, const Attrs& attrs,
            const TensorType& out) override {
     const Ref ref = add_value({fresh_name(type), out, false});
@@ -186,12 +200,15 @@ class OnnxWriter : public GraphWriter {
 
 }  // namespace
 
-std::string write_onnx(const Graph& graph) {
+std::string write_onnx(const Graph& graph, const ConstantInputs& constants) {
   OnnxWriter writer(graph);
   std::vector<GraphWriter::Ref> refs(graph.nodes().size());
-  for (const NodeId id : graph.inputs()) {
+  for (size_t i = 0; i < graph.inputs().size(); ++i) {
+    const NodeId id = graph.inputs()[i];
     const Node& node = graph.node(id);
-    refs[static_cast<size_t>(id)] = writer.input(node.name, node.type);
+    refs[static_cast<size_t>(id)] = constants.contains(i)
+                                        ? writer.outside_constant(node.name, node.type)
+                                        : writer.input(node.name, node.type);
   }
   lower_nodes(graph, &OpDef::onnx, writer, refs);
   for (const GraphOutput& output : graph.outputs()) {

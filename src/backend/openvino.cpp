@@ -27,6 +27,7 @@ class OpenVinoBackend : public Backend {
       : target_(target), library_path_(std::move(library_path)) {
     traits_.name = target.backend;
     traits_.host_cpu = target.device == "CPU";
+    traits_.prepack = traits_.host_cpu ? Prepack::kOnRequest : Prepack::kNever;
     traits_.compute_dtype = target.compute_dtype;
     traits_.precision = target.compute_dtype;
     traits_.launch_seconds = target.launch_seconds;
@@ -133,10 +134,9 @@ Result<Blob> OpenVinoBackend::compile(const Graph& part, const CompileOptions& o
 Result<std::unique_ptr<Device>> OpenVinoBackend::open(const DeviceOptions& options) {
   const Result<OpenVinoHandle> loaded = library();
   if (!loaded) return loaded.error();
-  Result<std::unique_ptr<Device>> device =
-      open_openvino_device(loaded.value(), target_, options.threads);
+  Result<std::unique_ptr<Device>> device = open_openvino_device(loaded.value(), target_, options);
   if (!device) return device;
-  auto failure = prove_precision(*this, *device.value(), options.threads, "use OpenVINO 2026.4.1");
+  auto failure = prove_precision(*this, *device.value(), options, "use OpenVINO 2026.4.1");
   if (failure) return *failure;
   return device;
 }

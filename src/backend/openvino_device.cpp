@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "backend/frozen_inputs.h"
+#include "backend/graph_writers.h"
 #include "backend/host_device.h"
 #include "backend/sealed_blob.h"
 
@@ -19,27 +21,39 @@ constexpr size_t kFastAlignment =
 struct Port {
   TensorType type;
   OvHandle<OvPort> handle;
+  size_t position = 0;         // among the inputs or outputs of the part
   bool bound_directly = true;  // else copied out after each call
   std::byte* memory = nullptr;
   OvHandle<OvTensor> tensor = {nullptr, [](OvTensor*) {}};
 };
 
-class OpenVinoExecutable : public Executable {
- public:
-  OpenVinoExecutable(OvHandle<OvCompiled> compiled_part, OvHandle<OvRequest> call)
-      : compiled(std::move(compiled_part)), request(std::move(call)) {}
-
+// A compiled part, with all inputs bound or some of them constant.
+struct OpenVinoCode {
+  std::unique_ptr<std::string> constants;  // read by the compiled part where they lie
   OvHandle<OvCompiled> compiled;
   OvHandle<OvRequest> request;
-  std::vector<Port> inputs, outputs;
+  std::vector<Port> inputs = {}, outputs = {};
 };
 
-std::vector<bool> constant_nodes(const Graph& part) {
+class OpenVinoExecutable : public Executable {
+ public:
+  OpenVinoExecutable(Graph graph, std::unique_ptr<OpenVinoCode> loaded)
+      : part(std::move(graph)), code(std::move(loaded)) {}
+
+  const Graph part;
+  std::unique_ptr<OpenVinoCode> code;
+  FrozenCode<OpenVinoCode> with_constants;
+};
+
+std::vector<bool> constant_nodes(const Graph& part, const ConstantInputs& constants) {
   std::vector<bool> constant(part.nodes().size());
+  for (const auto& known : constants) {
+    constant[static_cast<size_t>(part.inputs()[known.first])] = true;
+  }
   for (size_t id = 0; id < constant.size(); ++id) {
     const Node& node = part.nodes()[id];
-    constant[id] = !node.is_input() &&
-                   std::all_of(node.inputs.begin(), node.inputs.end(),
+    if (node.is_input()) continue;
+    constant[id] = std::all_of(node.inputs.begin(), node.inputs.end(),
                                [&](NodeId in) { return constant[static_cast<size_t>(in)]; });
   }
   return constant;
@@ -49,8 +63,8 @@ std::vector<bool> constant_nodes(const Graph& part) {
 // an output (a movement, a conversion, x·1), binding it can redirect the *input* behind it to the
 // output's memory: results are then wrong without any error (seen in 2026.4.1). Such outputs, and
 // those that are inputs or repeat an earlier output, are copied after the call instead.
-std::vector<bool> directly_bound(const Graph& part) {
-  const std::vector<bool> constant = constant_nodes(part);
+std::vector<bool> directly_bound(const Graph& part, const ConstantInputs& constants) {
+  const std::vector<bool> constant = constant_nodes(part, constants);
   std::vector<bool> direct;
   std::vector<NodeId> seen;
   for (const GraphOutput& output : part.outputs()) {
@@ -61,7 +75,8 @@ std::vector<bool> directly_bound(const Graph& part) {
     if (!may_vanish) {
       may_vanish = node.op->traits.movement;
       for (const NodeId in : node.inputs) {
-        may_vanish |= constant[static_cast<size_t>(in)];
+        // No product is dropped for what its constant operand holds.
+        may_vanish |= constant[static_cast<size_t>(in)] && !node.op->traits.contraction;
         may_vanish |= part.node(in).type.dtype != node.type.dtype;
       }
     }
@@ -88,80 +103,125 @@ std::optional<Error> check_port(const OpenVinoLibrary& library, const OvPort& po
 
 class OpenVinoDeviceRunner : public HostDevice {
  public:
-  OpenVinoDeviceRunner(OpenVinoHandle library, const OpenVinoTarget& target, OvHandle<OvCore> core)
+  OpenVinoDeviceRunner(OpenVinoHandle library, const OpenVinoTarget& target, OvHandle<OvCore> core,
+                       bool prepack)
       : HostDevice(kFastAlignment),
         library_(std::move(library)),
         target_(target),
-        core_(std::move(core)) {}
+        core_(std::move(core)),
+        prepack_(prepack) {}
 
   Result<std::unique_ptr<Executable>> load(const Blob& blob, const Graph& part) override;
   Result<Ticket> submit(Executable& executable, std::span<Buffer* const> inputs,
                         std::span<Buffer* const> outputs) override;
 
  private:
-  std::optional<Error> add_ports(OpenVinoExecutable& executable, const Graph& part);
+  Result<std::unique_ptr<OpenVinoCode>> make_code(Result<OvHandle<OvCompiled>> compiled,
+                                                  std::unique_ptr<std::string> constant_bytes,
+                                                  const Graph& part,
+                                                  const ConstantInputs& constants) const;
+  Result<std::unique_ptr<OpenVinoCode>> compile_with(const Graph& part,
+                                                     const ConstantInputs& constants) const;
+  std::optional<Error> add_ports(OpenVinoCode& code, const Graph& part,
+                                 const ConstantInputs& constants) const;
+  // The code for this call: with its frozen weights as constants where that was asked for,
+  // compiled at the first such call.
+  Result<OpenVinoCode*> code_for(OpenVinoExecutable& executable,
+                                 std::span<Buffer* const> inputs) const;
   // Makes the port use the buffer; `bind` hands a new tensor to the request. Wrapping is skipped
   // while the buffer stays the same, as it does for most ports from call to call.
   template <class Bind>
-  std::optional<Error> retarget(Port& port, Buffer& buffer, const std::string& name, Bind&& bind);
+  std::optional<Error> retarget(Port& port, Buffer& buffer, std::string_view side, Bind&& bind);
 
   OpenVinoHandle library_;
   OpenVinoTarget target_;
   OvHandle<OvCore> core_;
+  bool prepack_;
   Ticket last_ticket_ = 0;
 };
+
+Result<std::unique_ptr<OpenVinoCode>> OpenVinoDeviceRunner::make_code(
+    Result<OvHandle<OvCompiled>> compiled, std::unique_ptr<std::string> constant_bytes,
+    const Graph& part, const ConstantInputs& constants) const {
+  if (!compiled) return compiled.error();
+  if (auto failure = check_precision(*library_, *compiled.value(), target_)) return *failure;
+  Result<OvHandle<OvRequest>> request = library_->create_request(*compiled.value());
+  if (!request) return request.error();
+  std::unique_ptr<OpenVinoCode> code(new OpenVinoCode{
+      std::move(constant_bytes), std::move(compiled.value()), std::move(request.value())});
+  if (auto failure = add_ports(*code, part, constants)) return *failure;
+  return code;
+}
 
 Result<std::unique_ptr<Executable>> OpenVinoDeviceRunner::load(const Blob& blob,
                                                                const Graph& part) {
   const Result<std::string_view> exported = unseal_blob("openvino", library_->version(), blob);
   if (!exported) return exported.error();
-  Result<OvHandle<OvCompiled>> compiled =
-      library_->import_blob(*core_, exported.value(), std::string(target_.device));
-  if (!compiled) return compiled.error();
-  if (auto failure = check_precision(*library_, *compiled.value(), target_)) return *failure;
-  Result<OvHandle<OvRequest>> request = library_->create_request(*compiled.value());
-  if (!request) return request.error();
-  auto executable =
-      std::make_unique<OpenVinoExecutable>(std::move(compiled.value()), std::move(request.value()));
-  if (auto failure = add_ports(*executable, part)) return *failure;
-  return std::unique_ptr<Executable>(std::move(executable));
+  Result<std::unique_ptr<OpenVinoCode>> code = make_code(
+      library_->import_blob(*core_, exported.value(), std::string(target_.device)), {}, part, {});
+  if (!code) return code.error();
+  return std::unique_ptr<Executable>(
+      std::make_unique<OpenVinoExecutable>(part, std::move(code.value())));
 }
 
-std::optional<Error> OpenVinoDeviceRunner::add_ports(OpenVinoExecutable& executable,
-                                                     const Graph& part) {
-  for (const NodeId id : part.inputs()) {
-    const Node& node = part.node(id);
-    Result<OvHandle<OvPort>> port = library_->input_by_name(*executable.compiled, node.name);
+Result<std::unique_ptr<OpenVinoCode>> OpenVinoDeviceRunner::compile_with(
+    const Graph& part, const ConstantInputs& constants) const {
+  auto bytes = std::make_unique<std::string>();
+  const std::string xml = write_openvino_ir(part, bytes.get(), constants);
+  const Result<OvHandle<OvModel>> model = library_->read_model(*core_, xml, *bytes);
+  if (!model) return model.error();
+  auto compiled = library_->compile(*core_, *model.value(), std::string(target_.device));
+  return make_code(std::move(compiled), std::move(bytes), part, constants);
+}
+
+Result<OpenVinoCode*> OpenVinoDeviceRunner::code_for(OpenVinoExecutable& executable,
+                                                     std::span<Buffer* const> inputs) const {
+  if (!prepack_) return executable.code.get();
+  const FrozenInputs frozen(executable.part, inputs);
+  if (frozen.empty()) return executable.code.get();
+  if (OpenVinoCode* known = executable.with_constants.find(frozen)) return known;
+  Result<std::unique_ptr<OpenVinoCode>> made = compile_with(executable.part, frozen.values());
+  if (!made) return without_constants(made.error());
+  return &executable.with_constants.add(frozen, std::move(made.value()));
+}
+
+std::optional<Error> OpenVinoDeviceRunner::add_ports(OpenVinoCode& code, const Graph& part,
+                                                     const ConstantInputs& constants) const {
+  for (size_t i = 0; i < part.inputs().size(); ++i) {
+    if (constants.contains(i)) continue;
+    const Node& node = part.node(part.inputs()[i]);
+    Result<OvHandle<OvPort>> port = library_->input_by_name(*code.compiled, node.name);
     if (!port) return port.error();
     if (auto failure = check_port(*library_, *port.value(), node.type, node.name)) return failure;
-    executable.inputs.push_back({node.type, std::move(port.value())});
+    code.inputs.push_back({node.type, std::move(port.value()), i});
   }
-  const Result<size_t> num_outputs = library_->num_outputs(*executable.compiled);
+  const Result<size_t> num_outputs = library_->num_outputs(*code.compiled);
   if (!num_outputs) return num_outputs.error();
   if (num_outputs.value() != part.outputs().size()) {
     return Error{ErrorKind::kBadInput, "openvino blob",
                  "must have " + std::to_string(part.outputs().size()) + " outputs",
                  std::to_string(num_outputs.value()), "clear the compile cache"};
   }
-  const std::vector<bool> direct = directly_bound(part);
+  const std::vector<bool> direct = directly_bound(part, constants);
   for (size_t i = 0; i < part.outputs().size(); ++i) {
     const GraphOutput& output = part.outputs()[i];
     const TensorType& type = part.node(output.node).type;
-    Result<OvHandle<OvPort>> port = library_->output_by_index(*executable.compiled, i);
+    Result<OvHandle<OvPort>> port = library_->output_by_index(*code.compiled, i);
     if (!port) return port.error();
     if (auto failure = check_port(*library_, *port.value(), type, output.name)) return failure;
-    executable.outputs.push_back({type, std::move(port.value()), direct[i]});
+    code.outputs.push_back({type, std::move(port.value()), i, direct[i]});
   }
   return std::nullopt;
 }
 
 template <class Bind>
 std::optional<Error> OpenVinoDeviceRunner::retarget(Port& port, Buffer& buffer,
-                                                    const std::string& name, Bind&& bind) {
+                                                    std::string_view side, Bind&& bind) {
   const size_t bytes = static_cast<size_t>(port.type.bytes());
   if (buffer.bytes() < bytes) {
     return Error{ErrorKind::kBadInput, std::string(target_.backend),
-                 name + " needs " + std::to_string(bytes) + " bytes",
+                 std::string(side) + " " + std::to_string(port.position) + " needs " +
+                     std::to_string(bytes) + " bytes",
                  "a buffer of " + std::to_string(buffer.bytes()), ""};
   }
   if (port.memory == buffer.host_pointer()) return std::nullopt;
@@ -178,30 +238,31 @@ std::optional<Error> OpenVinoDeviceRunner::retarget(Port& port, Buffer& buffer,
 Result<Device::Ticket> OpenVinoDeviceRunner::submit(Executable& executable,
                                                     std::span<Buffer* const> inputs,
                                                     std::span<Buffer* const> outputs) {
-  auto& part = dynamic_cast<OpenVinoExecutable&>(executable);
-  NPU_CHECK(inputs.size() == part.inputs.size() && outputs.size() == part.outputs.size(),
+  auto& loaded = dynamic_cast<OpenVinoExecutable&>(executable);
+  NPU_CHECK(inputs.size() == loaded.part.inputs().size() &&
+                outputs.size() == loaded.part.outputs().size(),
             "a call binds every input and output of its part");
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    Port& port = part.inputs[i];
-    auto failure = retarget(port, *inputs[i], "input " + std::to_string(i), [&](OvTensor& tensor) {
-      return library_->bind_input(*part.request, *port.handle, tensor);
+  const Result<OpenVinoCode*> chosen = code_for(loaded, inputs);
+  if (!chosen) return chosen.error();
+  OpenVinoCode& code = *chosen.value();
+  for (Port& port : code.inputs) {
+    auto failure = retarget(port, *inputs[port.position], "input", [&](OvTensor& tensor) {
+      return library_->bind_input(*code.request, *port.handle, tensor);
     });
     if (failure) return *failure;
   }
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    Port& port = part.outputs[i];
-    auto failure = retarget(port, *outputs[i], "output " + std::to_string(i),
+  for (Port& port : code.outputs) {
+    auto failure = retarget(port, *outputs[port.position], "output",
                             [&](OvTensor& tensor) -> std::optional<Error> {
                               if (!port.bound_directly) return std::nullopt;
-                              return library_->bind_output(*part.request, i, tensor);
+                              return library_->bind_output(*code.request, port.position, tensor);
                             });
     if (failure) return *failure;
   }
-  if (auto failure = library_->infer(*part.request)) return *failure;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const Port& port = part.outputs[i];
+  if (auto failure = library_->infer(*code.request)) return *failure;
+  for (const Port& port : code.outputs) {
     if (port.bound_directly) continue;
-    auto failure = library_->copy_output(*part.request, i,
+    auto failure = library_->copy_output(*code.request, port.position,
                                          {port.memory, static_cast<size_t>(port.type.bytes())});
     if (failure) return *failure;
   }
@@ -240,11 +301,12 @@ std::optional<Error> check_precision(const OpenVinoLibrary& library, const OvCom
 }
 
 Result<std::unique_ptr<Device>> open_openvino_device(OpenVinoHandle library,
-                                                     const OpenVinoTarget& target, int threads) {
-  Result<OvHandle<OvCore>> core = configured_core(*library, target, threads, {});
+                                                     const OpenVinoTarget& target,
+                                                     const DeviceOptions& options) {
+  Result<OvHandle<OvCore>> core = configured_core(*library, target, options.threads, {});
   if (!core) return core.error();
-  return std::unique_ptr<Device>(
-      std::make_unique<OpenVinoDeviceRunner>(std::move(library), target, std::move(core.value())));
+  return std::unique_ptr<Device>(std::make_unique<OpenVinoDeviceRunner>(
+      std::move(library), target, std::move(core.value()), options.prepack));
 }
 
 }  // namespace npu

@@ -34,6 +34,7 @@ std::optional<Error> check_precision(const OpenVinoLibrary& library, const OvCom
                                      const OpenVinoTarget& target);
 
 Result<std::unique_ptr<Device>> open_openvino_device(OpenVinoHandle library,
-                                                     const OpenVinoTarget& target, int threads);
+                                                     const OpenVinoTarget& target,
+                                                     const DeviceOptions& options);
 
 }  // namespace npu

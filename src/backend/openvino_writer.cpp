@@ -115,19 +115,24 @@ class IrWriter : public GraphWriter {
     const std::string bytes(reinterpret_cast<const char*>(value.data()), value.bytes());
     const TensorType type{value.dtype(), value.shape()};
     const auto [known, is_new] = constants_.try_emplace(type.text() + ":" + bytes, Ref{0});
-    if (!is_new) return known->second;
+    if (is_new) known->second = stored(value);
+    return known->second;
+  }
+
+  // A constant that is not looked for among those written before: a whole weight.
+  Ref stored(const Tensor& value) {
     weights_.resize((weights_.size() + kConstantAlignment - 1) / kConstantAlignment *
                     kConstantAlignment);
+    const TensorType type{value.dtype(), value.shape()};
     std::string data = type_attributes(type);
     data += " offset=\"" + std::to_string(weights_.size()) + "\"";
-    data += " size=\"" + std::to_string(bytes.size()) + "\"";
-    weights_ += bytes;
+    data += " size=\"" + std::to_string(value.bytes()) + "\"";
+    weights_.append(reinterpret_cast<const char*>(value.data()), value.bytes());
     // The reader wants a non-empty file even for a constant without elements (reshaping to a
     // scalar).
     if (weights_.empty()) weights_.resize(kConstantAlignment);
     const std::string name = "Const_" + std::to_string(layers_.size());
-    known->second = add({name, "Const", "opset1", std::move(data), {}, type, {}});
-    return known->second;
+    return add({name, "Const", "opset1", std::move(data), {}, type, {}});
   }
 
   Ref parameter(const std::string& name, const TensorType& type) {
@@ -222,12 +227,17 @@ class IrWriter : public GraphWriter {
 
 }  // namespace
 
-std::string write_openvino_ir(const Graph& graph, std::string* weights) {
+std::string write_openvino_ir(const Graph& graph, std::string* weights,
+                              const ConstantInputs& constants) {
   IrWriter writer(weights);
   std::vector<GraphWriter::Ref> refs(graph.nodes().size());
-  for (const NodeId id : graph.inputs()) {
+  for (size_t i = 0; i < graph.inputs().size(); ++i) {
+    const NodeId id = graph.inputs()[i];
     const Node& node = graph.node(id);
-    refs[static_cast<size_t>(id)] = writer.parameter(node.name, node.type);
+    const auto known = constants.find(i);
+    refs[static_cast<size_t>(id)] = known == constants.end()
+                                        ? writer.parameter(node.name, node.type)
+                                        : writer.stored(known->second);
   }
   lower_nodes(graph, &OpDef::openvino, writer, refs);
   for (const GraphOutput& output : graph.outputs()) {

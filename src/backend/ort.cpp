@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "backend/device_precision.h"
+#include "backend/frozen_inputs.h"
 #include "backend/graph_writers.h"
 #include "backend/host_device.h"
 #include "backend/ort_api.h"
@@ -26,18 +27,26 @@ constexpr std::string_view kBlobKind = "onnxruntime";
 struct Port {
   std::string name;
   TensorType type;
+  size_t position = 0;  // among the inputs or outputs of the part
   std::byte* memory = nullptr;
   OrtHandle<OrtValue> value = {nullptr, [](OrtValue*) {}};
 };
 
-class OrtExecutable : public Executable {
- public:
-  OrtExecutable(OrtHandle<OrtSession> loaded, OrtHandle<OrtBinding> bound)
-      : session(std::move(loaded)), binding(std::move(bound)) {}
-
+// A session of a part, with all inputs bound or some of them constant.
+struct OrtCode {
   OrtHandle<OrtSession> session;
   OrtHandle<OrtBinding> binding;  // before the session in destruction
-  std::vector<Port> inputs, outputs;
+  std::vector<Port> inputs = {}, outputs = {};
+};
+
+class OrtExecutable : public Executable {
+ public:
+  OrtExecutable(Graph graph, std::unique_ptr<OrtCode> loaded)
+      : part(std::move(graph)), code(std::move(loaded)) {}
+
+  const Graph part;
+  std::unique_ptr<OrtCode> code;
+  FrozenCode<OrtCode> with_constants;
 };
 
 std::optional<Error> check_port(const Result<OrtPortType>& found, const TensorType& type,
@@ -52,46 +61,69 @@ std::optional<Error> check_port(const Result<OrtPortType>& found, const TensorTy
 
 class OrtDevice : public HostDevice {
  public:
-  OrtDevice(Library library, OrtSettings settings)
-      : HostDevice(kAlignment), library_(std::move(library)), settings_(std::move(settings)) {}
+  OrtDevice(Library library, OrtSettings settings, bool prepack)
+      : HostDevice(kAlignment),
+        library_(std::move(library)),
+        settings_(std::move(settings)),
+        prepack_(prepack) {}
 
   Result<std::unique_ptr<Executable>> load(const Blob& blob, const Graph& part) override;
   Result<Ticket> submit(Executable& executable, std::span<Buffer* const> inputs,
                         std::span<Buffer* const> outputs) override;
 
  private:
-  std::optional<Error> add_ports(OrtExecutable& executable, const Graph& part) const;
+  Result<std::unique_ptr<OrtCode>> make_code(const Graph& part, std::string_view onnx,
+                                             const ConstantInputs& constants) const;
+  std::optional<Error> add_ports(OrtCode& code, const Graph& part,
+                                 const ConstantInputs& constants) const;
+  // The session for this call: with its frozen weights as constants where that was asked for, made
+  // at the first such call.
+  Result<OrtCode*> code_for(OrtExecutable& executable, std::span<Buffer* const> inputs) const;
   using Bind = std::optional<Error> (OrtLibrary::*)(OrtBinding&, const std::string&,
                                                     const OrtValue&) const;
   // Binds the port to the buffer; nothing to do while it stays the same from call to call.
-  std::optional<Error> retarget(OrtExecutable& part, Port& port, Buffer& buffer, Bind bind) const;
+  std::optional<Error> retarget(OrtCode& code, Port& port, Buffer& buffer, Bind bind) const;
 
   Library library_;
   OrtSettings settings_;
+  bool prepack_;
   Ticket last_ticket_ = 0;
 };
+
+Result<std::unique_ptr<OrtCode>> OrtDevice::make_code(const Graph& part, std::string_view onnx,
+                                                      const ConstantInputs& constants) const {
+  std::vector<OrtConstant> initializers;
+  for (const auto& [position, value] : constants) {
+    initializers.push_back({part.node(part.inputs()[position]).name, value});
+  }
+  Result<OrtHandle<OrtSession>> session = library_->create_session(onnx, settings_, initializers);
+  if (!session) return session.error();
+  Result<OrtHandle<OrtBinding>> binding = library_->create_binding(*session.value());
+  if (!binding) return binding.error();
+  std::unique_ptr<OrtCode> code(
+      new OrtCode{std::move(session.value()), std::move(binding.value())});
+  if (auto failure = add_ports(*code, part, constants)) return *failure;
+  return code;
+}
 
 Result<std::unique_ptr<Executable>> OrtDevice::load(const Blob& blob, const Graph& part) {
   const Result<std::string_view> onnx = unseal_blob(kBlobKind, library_->version(), blob);
   if (!onnx) return onnx.error();
-  Result<OrtHandle<OrtSession>> session = library_->create_session(onnx.value(), settings_);
-  if (!session) return session.error();
-  Result<OrtHandle<OrtBinding>> binding = library_->create_binding(*session.value());
-  if (!binding) return binding.error();
-  auto executable =
-      std::make_unique<OrtExecutable>(std::move(session.value()), std::move(binding.value()));
-  if (auto failure = add_ports(*executable, part)) return *failure;
-  return std::unique_ptr<Executable>(std::move(executable));
+  Result<std::unique_ptr<OrtCode>> code = make_code(part, onnx.value(), {});
+  if (!code) return code.error();
+  return std::unique_ptr<Executable>(
+      std::make_unique<OrtExecutable>(part, std::move(code.value())));
 }
 
-std::optional<Error> OrtDevice::add_ports(OrtExecutable& executable, const Graph& part) const {
-  const OrtSession& session = *executable.session;
+std::optional<Error> OrtDevice::add_ports(OrtCode& code, const Graph& part,
+                                          const ConstantInputs& constants) const {
+  const OrtSession& session = *code.session;
   for (size_t i = 0; i < part.inputs().size(); ++i) {
+    if (constants.contains(i)) continue;
     const Node& node = part.node(part.inputs()[i]);
-    if (auto failure = check_port(library_->input_type(session, i), node.type, node.name)) {
-      return failure;
-    }
-    executable.inputs.push_back({node.name, node.type});
+    const auto found = library_->input_type(session, code.inputs.size());
+    if (auto failure = check_port(found, node.type, node.name)) return failure;
+    code.inputs.push_back({node.name, node.type, i});
   }
   const Result<size_t> num_outputs = library_->num_outputs(session);
   if (!num_outputs) return num_outputs.error();
@@ -107,12 +139,25 @@ std::optional<Error> OrtDevice::add_ports(OrtExecutable& executable, const Graph
     if (!name) return name.error();
     auto failure = check_port(library_->output_type(session, i), type, part.outputs()[i].name);
     if (failure) return failure;
-    executable.outputs.push_back({std::move(name.value()), type});
+    code.outputs.push_back({std::move(name.value()), type, i});
   }
   return std::nullopt;
 }
 
-std::optional<Error> OrtDevice::retarget(OrtExecutable& part, Port& port, Buffer& buffer,
+Result<OrtCode*> OrtDevice::code_for(OrtExecutable& executable,
+                                     std::span<Buffer* const> inputs) const {
+  if (!prepack_) return executable.code.get();
+  const FrozenInputs frozen(executable.part, inputs);
+  if (frozen.empty()) return executable.code.get();
+  if (OrtCode* known = executable.with_constants.find(frozen)) return known;
+  const ConstantInputs constants = frozen.values();
+  Result<std::unique_ptr<OrtCode>> made =
+      make_code(executable.part, write_onnx(executable.part, constants), constants);
+  if (!made) return without_constants(made.error());
+  return &executable.with_constants.add(frozen, std::move(made.value()));
+}
+
+std::optional<Error> OrtDevice::retarget(OrtCode& code, Port& port, Buffer& buffer,
                                          Bind bind) const {
   const size_t bytes = static_cast<size_t>(port.type.bytes());
   if (buffer.bytes() < bytes) {
@@ -125,7 +170,7 @@ std::optional<Error> OrtDevice::retarget(OrtExecutable& part, Port& port, Buffer
       library_->wrap(port.type.dtype, port.type.shape, buffer.host_pointer(), bytes);
   if (!value) return value.error();
   port.memory = nullptr;  // unknown again should binding fail
-  if (auto failure = ((*library_).*bind)(*part.binding, port.name, *value.value())) return failure;
+  if (auto failure = ((*library_).*bind)(*code.binding, port.name, *value.value())) return failure;
   port.value = std::move(value.value());
   port.memory = buffer.host_pointer();
   return std::nullopt;
@@ -133,18 +178,22 @@ std::optional<Error> OrtDevice::retarget(OrtExecutable& part, Port& port, Buffer
 
 Result<Device::Ticket> OrtDevice::submit(Executable& executable, std::span<Buffer* const> inputs,
                                          std::span<Buffer* const> outputs) {
-  auto& part = dynamic_cast<OrtExecutable&>(executable);
-  NPU_CHECK(inputs.size() == part.inputs.size() && outputs.size() == part.outputs.size(),
+  auto& loaded = dynamic_cast<OrtExecutable&>(executable);
+  NPU_CHECK(inputs.size() == loaded.part.inputs().size() &&
+                outputs.size() == loaded.part.outputs().size(),
             "a call binds every input and output of its part");
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    auto failure = retarget(part, part.inputs[i], *inputs[i], &OrtLibrary::bind_input);
+  const Result<OrtCode*> chosen = code_for(loaded, inputs);
+  if (!chosen) return chosen.error();
+  OrtCode& code = *chosen.value();
+  for (Port& port : code.inputs) {
+    auto failure = retarget(code, port, *inputs[port.position], &OrtLibrary::bind_input);
     if (failure) return *failure;
   }
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    auto failure = retarget(part, part.outputs[i], *outputs[i], &OrtLibrary::bind_output);
+  for (Port& port : code.outputs) {
+    auto failure = retarget(code, port, *outputs[port.position], &OrtLibrary::bind_output);
     if (failure) return *failure;
   }
-  if (auto failure = library_->run(*part.session, *part.binding)) return *failure;
+  if (auto failure = library_->run(*code.session, *code.binding)) return *failure;
   return ++last_ticket_;
 }
 
@@ -154,6 +203,7 @@ class OrtBackend : public Backend {
       : provider_(std::move(provider)), library_path_(std::move(library_path)) {
     traits_.name = provider_.empty() ? "ort" : "ort:" + provider_;
     traits_.host_cpu = provider_.empty();
+    traits_.prepack = provider_.empty() ? Prepack::kOnRequest : Prepack::kNever;
     traits_.launch_seconds = provider_.empty() ? kCpuLaunchSeconds : kProviderLaunchSeconds;
   }
 
@@ -192,9 +242,9 @@ class OrtBackend : public Backend {
     if (!loaded) return loaded.error();
     if (auto absent = probe()) return *absent;
     std::unique_ptr<Device> device =
-        std::make_unique<OrtDevice>(loaded.value(), settings_for(options.threads));
+        std::make_unique<OrtDevice>(loaded.value(), settings_for(options.threads), options.prepack);
     // Providers may compute in half the width (TF32, fp16) without being asked.
-    auto failure = prove_precision(*this, *device, options.threads,
+    auto failure = prove_precision(*this, *device, options,
                                    "use another provider, or its options for full precision");
     if (failure) return *failure;
     return device;

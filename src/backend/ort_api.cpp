@@ -66,10 +66,12 @@ struct OrtLibrary::Functions {
   void (*release_binding)(OrtBinding*);
   void* (*bind_input)(OrtBinding*, const char*, const OrtValue*);
   void* (*bind_output)(OrtBinding*, const char*, const OrtValue*);
+  void* (*register_allocator)(void*, const void*, const void*);
   void* (*append_cuda)(void*, const void*);
   void* (*create_cuda_options)(void**);
   void* (*update_cuda_options)(void*, const char* const*, const char* const*, size_t);
   void (*release_cuda_options)(void*);
+  void* (*add_initializers)(void*, const char* const*, const OrtValue* const*, size_t);
   void* (*append_provider)(void*, const char*, const char* const*, const char* const*, size_t);
 
   explicit Functions(const void* const* table);
@@ -115,10 +117,12 @@ OrtLibrary::Functions::Functions(const void* const* table) {
   slot(release_binding, 135);
   slot(bind_input, 136);
   slot(bind_output, 137);
+  slot(register_allocator, 144);
   slot(append_cuda, 204);
   slot(create_cuda_options, 205);
   slot(update_cuda_options, 206);
   slot(release_cuda_options, 208);
+  slot(add_initializers, 210);
   slot(append_provider, 216);
 }
 
@@ -153,8 +157,11 @@ Result<std::shared_ptr<const OrtLibrary>> OrtLibrary::load(const fs::path& path)
 std::optional<Error> OrtLibrary::start() {
   auto error = failure("starting", functions_->create_env(kLogErrors, "npu-lora", &env_));
   if (error) return error;
-  return failure("describing host memory",
-                 functions_->create_cpu_memory(kArenaAllocator, kDefaultMemory, &host_memory_));
+  error = failure("describing host memory",
+                  functions_->create_cpu_memory(kArenaAllocator, kDefaultMemory, &host_memory_));
+  if (error) return error;
+  return failure("making the arena of all sessions",
+                 functions_->register_allocator(env_, host_memory_, nullptr));
 }
 
 std::optional<Error> OrtLibrary::failure(std::string_view action, void* status) const {
@@ -195,6 +202,9 @@ std::optional<Error> OrtLibrary::configure(void* options, const OrtSettings& set
   // Every session has a pool of its own; by default all of them spin between calls.
   set("setting threads",
       [&] { return f.add_config(options, "session.intra_op.allow_spinning", "0"); });
+  // Sessions run one at a time: one arena for what lies between their nodes serves all of them.
+  set("sharing the arena",
+      [&] { return f.add_config(options, "session.use_env_allocators", "1"); });
   if (settings.provider.empty()) {
     // The CPU provider has no options; what is given are entries of the session's own.
     for (const auto& [key, value] : settings.options) {
@@ -221,13 +231,35 @@ std::optional<Error> OrtLibrary::configure(void* options, const OrtSettings& set
   return error;
 }
 
-Result<OrtHandle<OrtSession>> OrtLibrary::create_session(std::string_view onnx,
-                                                         const OrtSettings& settings) const {
+std::optional<Error> OrtLibrary::add_constants(void* options,
+                                               const std::vector<OrtConstant>& constants) const {
+  if (constants.empty()) return std::nullopt;
+  std::vector<OrtHandle<OrtValue>> owners;
+  std::vector<const OrtValue*> values;
+  std::vector<const char*> names;
+  for (const OrtConstant& constant : constants) {
+    // Initializers are only read; the interface has no const.
+    Result<OrtHandle<OrtValue>> value =
+        wrap(constant.value.dtype(), constant.value.shape(),
+             const_cast<std::byte*>(constant.value.data()), constant.value.bytes());
+    if (!value) return value.error();
+    owners.push_back(std::move(value.value()));
+    values.push_back(owners.back().get());
+    names.push_back(constant.name.c_str());
+  }
+  return failure("handing over constants",
+                 functions_->add_initializers(options, names.data(), values.data(), names.size()));
+}
+
+Result<OrtHandle<OrtSession>> OrtLibrary::create_session(
+    std::string_view onnx, const OrtSettings& settings,
+    const std::vector<OrtConstant>& constants) const {
   void* raw_options = nullptr;
   auto error = failure("making options", functions_->create_options(&raw_options));
   if (error) return *error;
   const OrtHandle<void> options(raw_options, functions_->release_options);
   if (auto refused = configure(options.get(), settings)) return *refused;
+  if (auto refused = add_constants(options.get(), constants)) return *refused;
   OrtSession* session = nullptr;
   error = failure("reading the graph", functions_->create_session(env_, onnx.data(), onnx.size(),
                                                                   options.get(), &session));

@@ -32,6 +32,12 @@ struct OrtSettings {
   std::vector<std::pair<std::string, std::string>> options;  // of the provider, verbatim
 };
 
+// An initializer in the caller's memory, which must outlive the session.
+struct OrtConstant {
+  std::string name;
+  Tensor value;
+};
+
 struct OrtPortType {
   int element = 0;  // TensorProto's numbers, as in ops::onnx_dtype
   Shape shape;
@@ -51,8 +57,9 @@ class OrtLibrary {
 
   // A session over ONNX bytes, which are copied. Threads sleep between calls. With a provider, a
   // node that it can't run is an Error: the library's fallback to the CPU is switched off.
-  Result<OrtHandle<OrtSession>> create_session(std::string_view onnx,
-                                               const OrtSettings& settings) const;
+  Result<OrtHandle<OrtSession>> create_session(
+      std::string_view onnx, const OrtSettings& settings,
+      const std::vector<OrtConstant>& constants = {}) const;
   Result<size_t> num_outputs(const OrtSession& session) const;
   Result<std::string> output_name(const OrtSession& session, size_t index) const;
   Result<OrtPortType> input_type(const OrtSession& session, size_t index) const;
@@ -74,6 +81,8 @@ class OrtLibrary {
   // Frees the status; nothing when it says success.
   std::optional<Error> failure(std::string_view action, void* status) const;
   std::optional<Error> configure(void* options, const OrtSettings& settings) const;
+  std::optional<Error> add_constants(void* options,
+                                     const std::vector<OrtConstant>& constants) const;
   Result<OrtPortType> port_type(void* type_info) const;
 
   std::unique_ptr<Functions> functions_;

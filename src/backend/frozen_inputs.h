@@ -1,0 +1,88 @@
+// Code made for the values of frozen weights: which inputs of a call are such weights, and a table
+// of what was made for which of them (docs/decisions/011-constant-weights.md).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/graph_writers.h"
+
+namespace npu {
+
+// The frozen inputs of one call: who they are while they live, and what they hold.
+class FrozenInputs {
+ public:
+  // Nothing is taken as constant when no product reads a frozen input: little would be won. Both
+  // must outlive this.
+  FrozenInputs(const Graph& part, std::span<Buffer* const> inputs);
+
+  bool empty() const { return identities_.empty(); }
+  // The buffers' memory, in place.
+  ConstantInputs values() const;
+  // One for each input of the part, null where it isn't frozen.
+  const std::vector<std::shared_ptr<Buffer::Forms>>& identities() const { return identities_; }
+
+ private:
+  const Graph& part_;
+  std::span<Buffer* const> inputs_;
+  std::vector<std::shared_ptr<Buffer::Forms>> identities_;
+};
+
+// Which inputs of the part are operands of products, as they are or after conversion.
+std::vector<bool> product_operands(const Graph& part);
+
+// What a call answers when its code with constants can't be made: who asked for constants does not
+// get a run without them.
+Error without_constants(Error error);
+
+// What was made for each set of frozen buffers. An entry whose buffers are gone is never found, and
+// is freed when the next one is sought in vain.
+template <class Code>
+class FrozenCode {
+ public:
+  Code* find(const FrozenInputs& frozen) {
+    const auto found = entries_.find(key_of(frozen));
+    if (found != entries_.end() && alive(found->second)) return found->second.code.get();
+    std::erase_if(entries_, [](const auto& entry) { return !alive(entry.second); });
+    return nullptr;
+  }
+
+  Code& add(const FrozenInputs& frozen, std::unique_ptr<Code> code) {
+    Entry entry;
+    for (const auto& identity : frozen.identities()) {
+      if (identity != nullptr) entry.identities.push_back(identity);
+    }
+    entry.code = std::move(code);
+    return *entries_.insert_or_assign(key_of(frozen), std::move(entry)).first->second.code;
+  }
+
+  size_t size() const { return entries_.size(); }
+
+ private:
+  // Compared only; an address that was used again is told by its entry, which is no longer alive.
+  using Key = std::vector<const Buffer::Forms*>;
+  struct Entry {
+    std::vector<std::weak_ptr<Buffer::Forms>> identities;
+    std::unique_ptr<Code> code;
+  };
+
+  static Key key_of(const FrozenInputs& frozen) {
+    Key key;
+    for (const auto& identity : frozen.identities()) key.push_back(identity.get());
+    return key;
+  }
+  static bool alive(const Entry& entry) {
+    for (const auto& identity : entry.identities) {
+      if (identity.expired()) return false;
+    }
+    return true;
+  }
+
+  std::map<Key, Entry> entries_;
+};
+
+}  // namespace npu
