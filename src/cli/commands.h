@@ -44,6 +44,9 @@ std::vector<fs::path> hub_roots();
 HfModel open_model(const Options& options, bool with_weights = true);
 fs::path cache_directory(const Options& options);
 
+// --seq-len, rising. Where only one makes sense, ask options.integer("seq-len").
+std::vector<int64_t> seq_lengths(const Options& options);
+
 // How rows become tokens: --seq-len, --train-on (where the command has it), --skip-bad-rows,
 // --date.
 DatasetOptions dataset_options(const Options& options, const ModelConfig& config);

@@ -31,16 +31,6 @@ int64_t host_memory_bytes() {
   return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
 }
 
-std::vector<std::string> split_words(const std::string& text, char separator) {
-  std::vector<std::string> words;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(separator, begin), text.size());
-    if (end > begin) words.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return words;
-}
-
 DType dtype_option(const Options& options, std::string_view name) {
   const std::string text = options.choice(name, {"f32", "bf16", "f16"});
   return *parse_dtype(text);
@@ -88,9 +78,16 @@ fs::path cache_directory(const Options& options) {
   return fs::path(home) / ".cache/npu-lora";
 }
 
+std::vector<int64_t> seq_lengths(const Options& options) {
+  std::vector<int64_t> lengths = options.integers("seq-len", 2, 1 << 20);
+  std::sort(lengths.begin(), lengths.end());
+  lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+  return lengths;
+}
+
 DatasetOptions dataset_options(const Options& options, const ModelConfig& config) {
   DatasetOptions d;
-  d.max_length = options.integer("seq-len", 2);
+  d.max_length = seq_lengths(options).back();
   d.train_on_all = options.choice("train-on", {"response", "all"}) == "all";
   d.skip_bad_rows = options.integer("skip-bad-rows");
   if (options.has("date")) d.template_date = options.text("date");
@@ -163,7 +160,7 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   }
   session.threads = static_cast<int>(options.integer("threads", 0, 1024));
   LayerOptions& layer = session.graphs.layer;
-  layer.seq_len = options.integer("seq-len", 2, 1 << 20);
+  layer.seq_len = seq_lengths(options).back();
   layer.numerics = *parse_numerics(options.choice("numerics", {"hf", "vllm", "fp32"}));
   layer.lora = lora;
   if (options.has("dtype")) session.activation_dtype = dtype_option(options, "dtype");
@@ -172,7 +169,7 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
     const std::string text = options.text("host-parts");
     session.auto_placement = text == "auto";
     if (!session.auto_placement) session.host_groups.emplace();
-    for (const std::string& group : split_words(text, ',')) {
+    for (const std::string& group : options.words("host-parts")) {
       if (text == "none" || text == "auto") break;
       if (std::find(kPlacementGroups.begin(), kPlacementGroups.end(), group) ==
           kPlacementGroups.end()) {
