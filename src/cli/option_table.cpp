@@ -57,7 +57,7 @@ constexpr OptionSpec kTable[] = {
     {"batch", kInteger, "1", "N", "train compile plan eval diagnose",
      "sequences a micro-batch, inside the graph"},
     {"loss-rows", kInteger, "0", "N", kRuns,
-     "rows with loss that pass the head at a time; 0 = chosen from the data, or all rows where "
+     "rows with loss that pass the head at a time; 0 = the best for the data, or all rows where "
      "compile and plan have no --data"},
     {"vocab-chunk", kInteger, "16384", "N", kRuns,
      "largest number of vocabulary columns a head graph takes"},

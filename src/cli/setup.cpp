@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "cli/commands.h"
+#include "train/head.h"
 #include "transform/legalise.h"
 
 namespace npu {
@@ -269,12 +270,9 @@ std::unique_ptr<ModelRunner> start_runner(const ModelConfig& config, const Sessi
   return load(config, std::move(prepared), weights);
 }
 
-int64_t loss_rows_option(const Options& options, int64_t needed, int64_t all) {
+int64_t loss_rows_option(const Options& options, std::span<const int64_t> counts, int64_t all) {
   const int64_t asked = options.integer("loss-rows");
-  if (asked > 0) return std::min(asked, all);
-  int64_t bucket = 32;
-  while (bucket < needed) bucket *= 2;
-  return std::min(bucket, all);
+  return asked > 0 ? std::min(asked, all) : choose_loss_rows(counts, all);
 }
 
 }  // namespace npu

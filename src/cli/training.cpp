@@ -67,12 +67,14 @@ SessionOptions training_session(const Options& options, const LoraSpec& lora,
   if (batcher != nullptr) buckets = batcher->buckets();
   for (const int64_t seq_len : seq_lengths(options)) {
     const int64_t rows = layer.batch * seq_len;
-    int64_t needed = batcher == nullptr ? rows : 0;
+    std::vector<int64_t> own, any;
     for (const Batcher::Bucket& bucket : buckets) {
-      if (bucket.seq_len != seq_len) continue;
-      for (const int64_t count : bucket.loss_rows) needed = std::max(needed, count);
+      if (bucket.seq_len == seq_len) own = bucket.loss_rows;
+      any.insert(any.end(), bucket.loss_rows.begin(), bucket.loss_rows.end());
     }
-    session.graphs.shorter.push_back({seq_len, loss_rows_option(options, needed, rows)});
+    if (own.empty()) own = any;  // a length that the first epoch does not use
+    if (own.empty()) own = {rows};
+    session.graphs.shorter.push_back({seq_len, loss_rows_option(options, own, rows)});
   }
   session.graphs.loss_rows = session.graphs.shorter.back().loss_rows;
   session.graphs.shorter.pop_back();
