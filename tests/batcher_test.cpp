@@ -45,8 +45,9 @@ std::vector<Batch> epoch(Batcher& batcher) {
 }
 
 bool same(const Batch& a, const Batch& b) {
-  return a.input_ids == b.input_ids && a.labels == b.labels && a.segments == b.segments &&
-         a.positions == b.positions && a.num_documents == b.num_documents;
+  return a.seq_len == b.seq_len && a.input_ids == b.input_ids && a.labels == b.labels &&
+         a.segments == b.segments && a.positions == b.positions &&
+         a.num_documents == b.num_documents;
 }
 
 // Checks one batch by itself; its documents as (first token, length).
@@ -94,7 +95,10 @@ TEST(Batcher, BestFitKeepsDocumentsWholeAndEachOnce) {
   for (int e = 0; e < 3; ++e) {
     std::map<int32_t, int64_t> seen;
     int64_t most = 0;
-    const int64_t expected_most = batcher.max_loss_rows();
+    const auto buckets = batcher.buckets();
+    ASSERT_EQ(buckets.size(), 1U);
+    EXPECT_EQ(buckets[0].documents, 499);
+    const int64_t expected_most = std::ranges::max(buckets[0].loss_rows);
     const double fill = batcher.fill_ratio();
     const std::vector<Batch> batches = epoch(batcher);
     for (const Batch& batch : batches) {
@@ -198,6 +202,28 @@ TEST(Packing, TakesTheBinWithTheLeastRoomLeft) {
   EXPECT_THROW(best_fit_bins(lengths, 9), InternalError);
 }
 
+TEST(Packing, GroupsOfOneLengthAreThoseOfTheOrder) {
+  const auto groups =
+      group_sequences(std::vector<int64_t>{3, 8, 1, 8, 2}, std::vector<int64_t>{8}, 2);
+  ASSERT_EQ(groups.size(), 3U);
+  EXPECT_EQ(groups[0].sequences, (std::vector<size_t>{0, 1}));
+  EXPECT_EQ(groups[1].sequences, (std::vector<size_t>{2, 3}));
+  EXPECT_EQ(groups[2].sequences, (std::vector<size_t>{4}));
+}
+
+// 5 and 8 want the long one; the third place beside them is free for the first that wants less.
+TEST(Packing, ShortSequencesFillUpGroupsOfLongOnes) {
+  const auto groups =
+      group_sequences(std::vector<int64_t>{3, 8, 1, 5, 2}, std::vector<int64_t>{4, 8}, 3);
+  ASSERT_EQ(groups.size(), 2U);
+  EXPECT_EQ(groups[0].seq_len, 8);
+  EXPECT_EQ(groups[0].sequences, (std::vector<size_t>{0, 1, 3}));
+  EXPECT_EQ(groups[1].seq_len, 4);
+  EXPECT_EQ(groups[1].sequences, (std::vector<size_t>{2, 4}));
+  EXPECT_THROW(group_sequences(std::vector<int64_t>{9}, std::vector<int64_t>{4, 8}, 1),
+               InternalError);
+}
+
 TEST(Batcher, LengthDoesNotDecideThePlaceInTheEpoch) {
   // 40 long rows fill a sequence each; 400 short ones share sequences. Neither kind comes first.
   std::vector<int> lengths(40, 60);
@@ -218,7 +244,8 @@ TEST(Batcher, LengthDoesNotDecideThePlaceInTheEpoch) {
 TEST(Batcher, SeekGoesOnAsIfNeverStopped) {
   const Dataset data = rows_of(random_lengths(60, 30, 2));
   for (const Packing packing : {Packing::kBestFit, Packing::kWrap, Packing::kNone}) {
-    const BatcherOptions options{.seq_len = 32, .batch = 2, .packing = packing, .seed = 7};
+    const BatcherOptions options{
+        .seq_len = 32, .shorter = {12, 20}, .batch = 2, .packing = packing, .seed = 7};
     Batcher whole(data, options);
     std::vector<Batch> batches;
     std::vector<Batcher::Position> positions;
@@ -236,6 +263,81 @@ TEST(Batcher, SeekGoesOnAsIfNeverStopped) {
         ASSERT_TRUE(same(resumed.next(), batches[k])) << i << " " << k;
     }
   }
+}
+
+int64_t room(const std::vector<Batch>& batches) {
+  int64_t rows = 0;
+  for (const Batch& batch : batches) rows += batch.rows();
+  return rows;
+}
+
+// Rows of an epoch by their first token, with the length of the sequences that they ran in.
+std::map<int32_t, int64_t> placed(const std::vector<Batch>& batches) {
+  std::map<int32_t, int64_t> rows;
+  for (const Batch& batch : batches)
+    for (const auto& [first, length] : documents(batch, 0))
+      EXPECT_TRUE(rows.emplace(first, batch.seq_len).second);
+  return rows;
+}
+
+TEST(Batcher, BucketsTakeWhatTheyHold) {
+  const Dataset data = rows_of({30, 17, 16, 8, 5, 33, 60});
+  const BatcherOptions options{.seq_len = 64, .shorter = {8, 16, 32}, .packing = Packing::kNone};
+  Batcher batcher(data, options);
+  const std::vector<Batch> batches = epoch(batcher);
+  EXPECT_EQ(placed(batches),
+            (std::map<int32_t, int64_t>{
+                {0, 32}, {1000, 32}, {2000, 16}, {3000, 8}, {4000, 8}, {5000, 64}, {6000, 64}}));
+  Batcher again(data, options);
+  const auto buckets = again.buckets();
+  ASSERT_EQ(buckets.size(), 4U);
+  EXPECT_EQ(buckets[0].seq_len, 64);
+  EXPECT_EQ(buckets[0].sequences, 2);
+  EXPECT_EQ(buckets[3].seq_len, 8);
+  EXPECT_EQ(buckets[3].documents, 2);
+  EXPECT_EQ(buckets[2].loss_rows, (std::vector<int64_t>{8}));
+  EXPECT_DOUBLE_EQ(again.fill_ratio(), 169.0 / (2 * 64 + 2 * 32 + 16 + 2 * 8));
+}
+
+// Whatever the data: each row once, no more padding than with one length, in every epoch.
+TEST(Batcher, BucketsNeverPadMore) {
+  for (const int most : {9, 40, 64}) {
+    for (const int64_t size : {1, 3, 4}) {
+      for (const Packing packing : {Packing::kBestFit, Packing::kWrap, Packing::kNone}) {
+        const Dataset data = rows_of(random_lengths(101, most, static_cast<uint64_t>(most)));
+        BatcherOptions options{.seq_len = 64, .batch = size, .packing = packing, .seed = 2};
+        Batcher one(data, options);
+        options.shorter = {8, 16, 48};
+        Batcher many(data, options);
+        for (int e = 0; e < 2; ++e) {
+          const auto single = epoch(one), bucketed = epoch(many);
+          EXPECT_LE(room(bucketed), room(single));
+          EXPECT_EQ(placed(single).size(), placed(bucketed).size());
+          EXPECT_LE(bucketed.size(), single.size());
+          const bool must_gain = packing == Packing::kNone && most < 64;
+          EXPECT_LE(room(bucketed), room(single) - (must_gain ? 1 : 0));
+        }
+      }
+    }
+  }
+}
+
+// Long rows that leave no room for another: the case that buckets are for under packing.
+TEST(Batcher, PacksThatLeaveRoomRunShorter) {
+  const Dataset data = rows_of(std::vector<int>(20, 40));
+  Batcher batcher(data, {.seq_len = 64, .shorter = {48}});
+  for (const Batch& batch : epoch(batcher)) EXPECT_EQ(batch.seq_len, 48);
+}
+
+TEST(Batcher, NoBucketComesFirst) {
+  std::vector<int> lengths(40, 60);
+  lengths.resize(80, 6);
+  const Dataset data = rows_of(lengths);
+  Batcher batcher(data, {.seq_len = 64, .shorter = {8}, .packing = Packing::kNone, .seed = 8});
+  int64_t long_first = 0;
+  for (int64_t i = 0; i < 40; ++i) long_first += batcher.next().seq_len == 64;
+  EXPECT_GT(long_first, 8);
+  EXPECT_LT(long_first, 32);
 }
 
 TEST(Batcher, RefusesForeignPositionsAndEmptyData) {

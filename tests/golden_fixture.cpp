@@ -55,6 +55,7 @@ std::unique_ptr<ModelRunner> Golden::runner(const GoldenRun& run) const {
   session.graphs.layer.numerics = run.numerics;
   session.graphs.recompute = run.recompute;
   session.graphs.loss_rows = run.loss_rows;
+  session.graphs.shorter = run.shorter;
   session.graphs.vocab_chunk = run.vocab_chunk;
   session.graphs.eval = run.eval;
   Prepared prepared = prepare(model.config, session);

@@ -93,6 +93,77 @@ TEST_P(RunnerTest, LossRowBlocksAndVocabularyChunksDoNotMatter) {
   }
 }
 
+// The first `tokens` tokens of the golden batch's first sequence, padded to `seq_len`.
+Batch prefix(const Golden& golden, int64_t tokens, int64_t seq_len) {
+  Batch batch = padding_batch(1, seq_len);
+  for (int64_t i = 0; i < tokens; ++i) {
+    const size_t row = static_cast<size_t>(i);
+    batch.input_ids[row] = batch.labels[row] = golden.batch.input_ids[row];
+    batch.segments[row] = 0;
+    batch.positions[row] = static_cast<int32_t>(i);
+  }
+  batch.num_documents = 1;
+  return batch;
+}
+
+// A runner of several lengths gives, bit for bit, what a runner of each length alone gives, in any
+// order: they share weights and memory.
+TEST_P(RunnerTest, BucketsEqualRunnersOfTheirLength) {
+  run.batch = 1;
+  const int64_t s = golden.batch.seq_len;
+  const Batch short_one = prefix(golden, 7, 8), middle = prefix(golden, 16, 16),
+              long_one = prefix(golden, s - 1, s);
+  run.loss_rows = 32;
+  run.shorter = {{8, 8}, {16, 12}};
+  auto runner = golden.runner(run);
+  EXPECT_EQ(runner->seq_lens(), (std::vector<int64_t>{8, 16, s}));
+  const auto alone = [&](const Batch& batch, int64_t loss_rows) {
+    GoldenRun single = run;
+    single.shorter.clear();
+    single.seq_len = batch.seq_len;
+    single.loss_rows = loss_rows;
+    auto lone = golden.runner(single);
+    return run_once(*lone, golden.parameters(), batch);
+  };
+  const RunResult expected_short = alone(short_one, 8), expected_middle = alone(middle, 12),
+                  expected_long = alone(long_one, 32);
+  for (int i = 0; i < 2; ++i) {
+    expect_same_bits(run_once(*runner, golden.parameters(), long_one), expected_long);
+    expect_same_bits(run_once(*runner, golden.parameters(), short_one), expected_short);
+    expect_same_bits(run_once(*runner, golden.parameters(), middle), expected_middle);
+  }
+}
+
+// Short buckets cost no memory: they run in the long one's.
+TEST_P(RunnerTest, BucketsShareTheLongestOnesMemory) {
+  run.batch = 1;
+  const auto one = golden.runner(run);
+  run.shorter = {{8, 8}, {16, 16}};
+  EXPECT_EQ(golden.runner(run)->device_bytes(), one->device_bytes());
+}
+
+// Padding a document to another length leaves loss and gradient as they are, and a step over
+// micro-batches of several lengths takes the mean over all their tokens.
+TEST_P(RunnerTest, AStepMixesLengths) {
+  run.batch = 1;
+  const int64_t s = golden.batch.seq_len;
+  run.shorter = {{8, 8}};
+  auto runner = golden.runner(run);
+  TrainConfig config;
+  config.grad_clip = 0;
+  const auto gradients = [&](const std::vector<Batch>& step) {
+    Trainer trainer(*runner, golden.parameters(), config);
+    const StepReport report = trainer.train_step(step).take();
+    return RunResult{report.loss, trainer.parameters()};
+  };
+  const RunResult mixed = gradients({prefix(golden, 7, 8), prefix(golden, 20, s)});
+  const RunResult padded = gradients({prefix(golden, 7, s), prefix(golden, 20, s)});
+  EXPECT_NEAR(mixed.loss / padded.loss, 1.0, 1e-6);
+  for (size_t i = 0; i < mixed.parameters.size(); ++i) {
+    EXPECT_LE(difference(mixed.parameters[i].grad, padded.parameters[i].grad).rel_l2, 1e-5);
+  }
+}
+
 TEST_P(RunnerTest, RepeatsBitForBit) {
   auto runner = golden.runner(run);
   const RunResult first = run_once(*runner, golden.parameters(), golden.batch);

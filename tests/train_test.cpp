@@ -22,6 +22,21 @@ TEST(Schedule, FollowsTransformers) {
   EXPECT_THROW(parse_schedule("step"), UserError);
 }
 
+// Padding rows are work: 500 micro-batches of two rows and one of 60 do not all pay for 64.
+TEST(LossRows, LittlePaddingFewCalls) {
+  EXPECT_EQ(choose_loss_rows(std::vector<int64_t>{16}, 128), 16);
+  EXPECT_EQ(choose_loss_rows(std::vector<int64_t>{17}, 128), 24);
+  EXPECT_EQ(choose_loss_rows(std::vector<int64_t>{2}, 128), 8);
+  EXPECT_EQ(choose_loss_rows(std::vector<int64_t>{2}, 4), 4);  // never above B·S
+  EXPECT_EQ(choose_loss_rows(std::vector<int64_t>{511, 511}, 512), 512);
+  EXPECT_EQ(choose_loss_rows(std::vector<int64_t>{300}, 300), 300);
+  std::vector<int64_t> mostly_few(500, 2);
+  mostly_few.push_back(60);
+  EXPECT_EQ(choose_loss_rows(mostly_few, 128), 8);
+  const std::vector<int64_t> sst2_256 = {8, 12, 14, 16, 16, 18, 20, 26, 44};
+  EXPECT_LE(choose_loss_rows(sst2_256, 256), 24);
+}
+
 TEST(AdamW, FirstStepMovesByTheLearningRate) {
   std::vector<Parameter> p;
   p.push_back(make_parameter("w", Tensor::from_f32({2}, std::vector<float>{1.0f, -2.0f})));

@@ -124,8 +124,8 @@ SessionOptions check_session(const Options& options, const CheckInputs& in) {
   session.graphs.layer.activation_dtype = *session.activation_dtype;
   session.graphs.layer.batch = batch.batch;
   session.graphs.layer.seq_len = batch.seq_len;
-  session.graphs.loss_rows =
-      loss_rows_option(options, static_cast<int64_t>(loss_rows(batch).size()), batch.rows());
+  const auto count = static_cast<int64_t>(loss_rows(batch).size());
+  session.graphs.loss_rows = loss_rows_option(options, {&count, 1}, batch.rows());
   resolve_recompute(options, in.config, session);
   return session;
 }

@@ -65,19 +65,30 @@ std::vector<GroupRow> group_rows(const ModelConfig& config, const Prepared& prep
   return rows;
 }
 
+// What a micro-batch of one bucket comes to.
+struct StepCost {
+  int64_t launches = 0, layer_launches = 0;
+  double flops = 0;
+};
+
+StepCost step_cost(const std::vector<GroupRow>& rows, const BucketGraphs& bucket) {
+  StepCost cost;
+  for (const GroupRow& row : rows) {
+    if (row.graph != bucket.name(plain_name(row.graph))) continue;
+    const auto parts = static_cast<int64_t>(row.parts);
+    cost.launches += row.calls_per_step * parts;
+    cost.flops += static_cast<double>(row.calls_per_step) * row.flops;
+    const std::string_view name = plain_name(row.graph);
+    if (name == kLayerForward || name == kLayerBackward) cost.layer_launches += parts;
+  }
+  return cost;
+}
+
 Json plan_json(const ModelConfig& config, const Prepared& prepared,
                const std::vector<GroupRow>& rows) {
   const Traits& traits = prepared.backend->traits();
   const MemoryEstimate memory = estimate_memory(config, prepared.graphs);
-  int64_t launches = 0, layer_launches = 0;
-  double flops = 0;
-  for (const GroupRow& row : rows) {
-    launches += row.calls_per_step * static_cast<int64_t>(row.parts);
-    flops += static_cast<double>(row.calls_per_step) * row.flops;
-    if (row.graph == kLayerForward || row.graph == kLayerBackward) {
-      layer_launches += static_cast<int64_t>(row.parts);
-    }
-  }
+  const auto [launches, layer_launches, flops] = step_cost(rows, prepared.graphs.longest());
   const LayerOptions& layer = prepared.graphs.options.layer;
   const int64_t tokens = layer.batch * layer.seq_len;
   const int64_t x_bytes =
@@ -108,6 +119,13 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
         {"saved", memory.saved},
         {"head", memory.head},
         {"optimizer", memory.optimizer}}}};
+  for (const BucketGraphs& bucket : prepared.graphs.buckets) {
+    const StepCost cost = step_cost(rows, bucket);
+    out["buckets"].push_back({{"seq_len", bucket.seq_len},
+                              {"loss_rows", bucket.loss_rows},
+                              {"launches_per_step", cost.launches},
+                              {"flops_per_step", cost.flops}});
+  }
   out["groups"] = Json::array();
   for (const GroupRow& row : rows) {
     Json placed = Json::array();
@@ -147,7 +165,15 @@ int cmd_plan(const Options& options) {
             << " distinct parts, " << json["launches_per_layer"] << " launches a layer, "
             << json["launches_per_step"] << " a micro-batch of "
             << planned.prepared.graphs.options.layer.batch << " x "
-            << planned.prepared.graphs.options.layer.seq_len << " tokens\n\n"
+            << planned.prepared.graphs.options.layer.seq_len << " tokens\n";
+  if (json["buckets"].size() > 1) {
+    for (const Json& bucket : json["buckets"]) {
+      std::cout << "  sequences of " << bucket["seq_len"] << ": " << bucket["loss_rows"]
+                << " rows pass the head at a time, " << std::fixed << std::setprecision(1)
+                << bucket["flops_per_step"].get<double>() * 1e-9 << " GFLOP a micro-batch\n";
+    }
+  }
+  std::cout << "\n"
             << std::left << std::setw(12) << "group" << std::setw(18) << "graph" << std::right
             << std::setw(6) << "parts" << std::setw(9) << "on host" << std::setw(7) << "calls"
             << std::setw(12) << "GFLOP/call"

@@ -67,6 +67,20 @@ void print_row(const Tokenizer& tokenizer, const TokenRow& row) {
   std::cout << "\n";
 }
 
+// The packs that training would make, and the rows in them, by sequence length.
+void print_packs(const Dataset& data, std::vector<int64_t> seq_lens) {
+  BatcherOptions b;
+  b.seq_len = seq_lens.back();
+  seq_lens.pop_back();
+  b.shorter = std::move(seq_lens);
+  const Batcher batcher(data, b);
+  for (const Batcher::Bucket& bucket : batcher.buckets()) {
+    std::cout << ", " << bucket.sequences << " packs of " << bucket.seq_len;
+    if (!b.shorter.empty()) std::cout << " (" << bucket.documents << " rows)";
+  }
+  std::cout << ", fill " << batcher.fill_ratio();
+}
+
 }  // namespace
 
 int cmd_data(const Options& options) {
@@ -95,15 +109,9 @@ int cmd_data(const Options& options) {
   }
   for (const std::string& warning : data.warnings) log_warn("data", warning);
   if (options.flag("json")) return 0;
-  BatcherOptions b;
-  b.seq_len = d.max_length;
   std::cout << data.rows.size() << " rows, " << data.trained_tokens() << " trained tokens, "
             << data.cut << " cut, " << data.dropped << " dropped, " << data.bad << " bad";
-  if (data.trained_tokens() > 0) {
-    const Batcher batcher(data, b);
-    std::cout << ", " << batcher.batches_per_epoch() << " packs of " << b.seq_len << ", fill "
-              << batcher.fill_ratio();
-  }
+  if (data.trained_tokens() > 0) print_packs(data, seq_lengths(options));
   std::cout << "\n";
   return 0;
 }

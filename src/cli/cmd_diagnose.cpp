@@ -22,6 +22,7 @@ Prepared prepare_for_diagnosis(const Options& options) {
   if (!options.has("host-parts") || session.auto_placement) session.host_groups.emplace();
   session.auto_placement = false;
   session.graphs.layer.batch = options.integer("batch", 1, 4096);
+  session.graphs.layer.seq_len = options.integer("seq-len", 2, 1 << 20);
   const int64_t rows = session.graphs.layer.batch * session.graphs.layer.seq_len;
   const int64_t asked = options.integer("loss-rows");
   session.graphs.loss_rows = asked > 0 ? std::min(asked, rows) : rows;

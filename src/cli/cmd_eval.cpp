@@ -302,8 +302,13 @@ int cmd_eval(const Options& options) {
   session.graphs.eval = true;
   session.graphs.layer.batch = options.integer("batch", 1, 4096);
   // A batch of questions asks for few rows; more of them pass the head in turns.
-  session.graphs.loss_rows =
-      loss_rows_option(options, 64, session.graphs.layer.batch * session.graphs.layer.seq_len);
+  constexpr int64_t kAsked = 64;
+  for (const int64_t seq_len : seq_lengths(options)) {
+    session.graphs.loss_rows =
+        loss_rows_option(options, {&kAsked, 1}, session.graphs.layer.batch * seq_len);
+    if (seq_len == session.graphs.layer.seq_len) break;
+    session.graphs.shorter.push_back({seq_len, session.graphs.loss_rows});
+  }
   resolve_placement(model.config, session, *model.weights);
   auto runner = start_runner(model.config, session, *model.weights,
                              options.flag("quiet") || options.flag("json"));

@@ -107,7 +107,7 @@ std::string options_digest(const Options& options, const LoraSpec& lora, int64_t
        << " activations=" << dtype_name(session.graphs.layer.activation_dtype)
        << " weights=" << dtype_name(session.graphs.layer.weight_dtype)
        << " recompute=" << (session.graphs.recompute == Recompute::kNone ? "none" : "layer")
-       << " loss-rows=" << session.graphs.loss_rows;
+       << " loss-rows=" << loss_rows_text(session.graphs);
   for (const char* name :
        {"vocab-chunk", "seq-len", "batch", "accum", "lr", "warmup", "schedule", "weight-decay",
         "betas", "eps", "grad-clip", "seed", "packing", "train-on", "numerics", "loss-scale"}) {
@@ -410,11 +410,17 @@ int cmd_train(const Options& options) {
   run.write_run_json(trainer, environment);
   Loop loop(run, trainer, batcher, *runner, log, session);
   if (checkpoint) loop.resume(*checkpoint);
+  Json buckets = Json::array();  // of the epoch that it begins in
+  for (const Batcher::Bucket& bucket : batcher.buckets()) {
+    buckets.push_back(
+        {{"seq_len", bucket.seq_len}, {"sequences", bucket.sequences}, {"rows", bucket.documents}});
+  }
   log.event("start",
             {{"backend", session.backend},
              {"rows", run.data.train.rows.size()},
              {"fill_ratio", batcher.fill_ratio()},
              {"loss_rows", session.graphs.loss_rows},
+             {"buckets", buckets},
              {"recompute", session.graphs.recompute == Recompute::kNone ? "none" : "layer"}},
             trainer.step());
   const int code = loop.run();

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,9 @@ std::vector<fs::path> hub_roots();
 HfModel open_model(const Options& options, bool with_weights = true);
 fs::path cache_directory(const Options& options);
 
+// --seq-len, rising. Where only one makes sense, ask options.integer("seq-len").
+std::vector<int64_t> seq_lengths(const Options& options);
+
 // How rows become tokens: --seq-len, --train-on (where the command has it), --skip-bad-rows,
 // --date.
 DatasetOptions dataset_options(const Options& options, const ModelConfig& config);
@@ -84,8 +88,7 @@ std::unique_ptr<ModelRunner> start_runner(const ModelConfig& config, const Sessi
 // Says on stderr what a compile built, took from the cache and moved to the host.
 void report_compile(const CompileReport& report, bool quiet);
 
-// Rows with loss that pass the head at a time: --loss-rows, else the smallest power of two, at
-// least 32, that holds `needed`; never more than `all`. Few sizes, so that few heads are compiled.
-int64_t loss_rows_option(const Options& options, int64_t needed, int64_t all);
+// Rows with loss that pass the head at a time: --loss-rows, else choose_loss_rows.
+int64_t loss_rows_option(const Options& options, std::span<const int64_t> counts, int64_t all);
 
 }  // namespace npu

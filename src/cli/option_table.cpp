@@ -28,7 +28,7 @@ constexpr OptionSpec kTable[] = {
     {"threads", kInteger, "0", "N", kRuns, "host threads; 0 = all usable CPUs"},
     {"max-mm", kInteger, "", "N", kRuns,
      "matmuls per compiled part; 0 = no limit [backend's own limit]"},
-    {"host-parts", kText, "", "GROUPS", kRuns,
+    {"host-parts", kWords, "", "GROUPS", kRuns,
      "groups that run on the host: fwd,bwd,rms,rms-bwd,ce-stats,ce-grad, or none, or auto: by "
      "measured error and time [backend's own]"},
     {"on-device-error", kText, "stop", "WHAT", "train",
@@ -51,19 +51,20 @@ constexpr OptionSpec kTable[] = {
     {"disable-pass", kList, "", "NAME", "train check compile plan eval ir diagnose",
      "switch a graph pass or rule off; may repeat"},
     // Shapes.
-    {"seq-len", kInteger, "512", "N", "train check compile plan eval data diagnose",
-     "tokens a sequence, fixed when graphs are compiled"},
+    {"seq-len", kWords, "512", "N[,N…]", "train check compile plan eval data diagnose",
+     "tokens a sequence, fixed when graphs are compiled; several (not in check and diagnose): rows "
+     "are packed to the longest, what needs less runs in the shortest that holds it"},
     {"batch", kInteger, "1", "N", "train compile plan eval diagnose",
      "sequences a micro-batch, inside the graph"},
     {"loss-rows", kInteger, "0", "N", kRuns,
-     "rows with loss that pass the head at a time; 0 = chosen from the data, or all rows where "
+     "rows with loss that pass the head at a time; 0 = the best for the data, or all rows where "
      "compile and plan have no --data"},
     {"vocab-chunk", kInteger, "16384", "N", kRuns,
      "largest number of vocabulary columns a head graph takes"},
     // The adapter.
     {"rank", kInteger, "16", "N", kTrains, "LoRA rank r"},
     {"alpha", kReal, "32", "X", kTrains, "LoRA alpha; the scale is alpha / r"},
-    {"targets", kText, "q,v", "LIST", kTrains,
+    {"targets", kWords, "q,v", "LIST", kTrains,
      "linears with an adapter: of q,k,v,o,gate,up,down, or all"},
     {"rslora", kFlag, "", "", kTrains, "scale by alpha / sqrt(r)"},
     {"init-adapter", kText, "", "DIR", kTraining,
@@ -176,13 +177,13 @@ constexpr OptionSpec kTable[] = {
      "dtype of the weights written: bf16, f16 or f32; also spelt --dtype"},
     {"graph", kText, "", "NAME", "ir",
      "print this graph of --model (layer_fwd, layer_bwd, ce_grad, …) instead of reading a file"},
-    {"passes", kText, "", "LIST", "ir", "passes to run, comma-separated, or default"},
+    {"passes", kWords, "", "LIST", "ir", "passes to run, comma-separated, or default"},
     {"print-after", kFlag, "", "", "ir", "also print after each pass that changed the graph"},
     {"emit", kText, "text", "FORMAT", "ir", "text, openvino (IR XML) or onnx (bytes)"},
     // Everywhere.
     {"json", kFlag, "", "", "check compile plan eval data doctor diagnose",
      "machine-readable output on stdout"},
-    {"log", kText, "", "CHANNELS", "train check compile plan eval data convert ir doctor diagnose",
+    {"log", kWords, "", "CHANNELS", "train check compile plan eval data convert ir doctor diagnose",
      "show debug lines of these channels: cache,compile,train,…"},
     {"quiet", kFlag, "", "", "train check compile plan eval data convert diagnose",
      "only warnings and errors on stderr"},

@@ -8,9 +8,11 @@
 #include <charconv>
 #include <cmath>
 #include <iostream>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/text.h"
 
 namespace npu {
 namespace {
@@ -76,6 +78,7 @@ std::map<std::string, std::vector<std::string>> read_yaml(const std::string& pat
       } else {
         fail(ErrorKind::kUsage, where, name + " must be a value or a list of values");
       }
+      if (spec->kind == OptionKind::kWords) values[name] = {joined(values[name], ",")};
       if (spec->kind != OptionKind::kList && values[name].size() != 1) {
         fail(ErrorKind::kUsage, where, name + " takes one value",
              "a list of " + std::to_string(values[name].size()));
@@ -189,8 +192,9 @@ std::string Options::text(std::string_view name) const {
   return values.front();
 }
 
-int64_t Options::integer(std::string_view name, int64_t low, int64_t high) const {
-  const std::string value = text(name);
+namespace {
+
+int64_t whole_number(std::string_view name, const std::string& value, int64_t low, int64_t high) {
   int64_t number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
   if (error != std::errc() || end != value.data() + value.size()) {
@@ -203,6 +207,31 @@ int64_t Options::integer(std::string_view name, int64_t low, int64_t high) const
     fail(ErrorKind::kUsage, "--" + std::string(name), "must be " + range, value);
   }
   return number;
+}
+
+}  // namespace
+
+int64_t Options::integer(std::string_view name, int64_t low, int64_t high) const {
+  return whole_number(name, text(name), low, high);
+}
+
+std::vector<std::string> Options::words(std::string_view name) const {
+  std::vector<std::string> words;
+  std::istringstream in(text(name));
+  for (std::string word; std::getline(in, word, ',');) {
+    const size_t first = word.find_first_not_of(' '), last = word.find_last_not_of(' ');
+    if (first != std::string::npos) words.push_back(word.substr(first, last + 1 - first));
+  }
+  return words;
+}
+
+std::vector<int64_t> Options::integers(std::string_view name, int64_t low, int64_t high) const {
+  std::vector<int64_t> numbers;
+  for (const std::string& word : words(name)) {
+    numbers.push_back(whole_number(name, word, low, high));
+  }
+  if (numbers.empty()) whole_number(name, text(name), low, high);  // which says what is wrong
+  return numbers;
 }
 
 double Options::real(std::string_view name) const {

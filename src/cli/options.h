@@ -12,7 +12,8 @@
 
 namespace npu {
 
-enum class OptionKind { kText, kInteger, kReal, kFlag, kList };
+// kWords: one text of words with commas between them, in YAML also a list. kList: may repeat.
+enum class OptionKind { kText, kInteger, kReal, kFlag, kWords, kList };
 
 struct OptionSpec {
   std::string_view name;  // "lr": --lr on the command line, lr: in YAML
@@ -43,6 +44,8 @@ class Options {
   bool has(std::string_view name) const;    // given, or with a default
   std::string text(std::string_view name) const;
   int64_t integer(std::string_view name, int64_t low = 0, int64_t high = INT64_MAX) const;
+  std::vector<std::string> words(std::string_view name) const;
+  std::vector<int64_t> integers(std::string_view name, int64_t low, int64_t high) const;
   double real(std::string_view name) const;
   bool flag(std::string_view name) const;
   std::vector<std::string> list(std::string_view name) const;

@@ -30,22 +30,27 @@ ScoreDocument loss_document(const TokenRow& row) {
 Result<std::vector<std::vector<TokenScore>>> score_documents(
     ModelRunner& runner, const std::vector<ScoreDocument>& documents,
     const std::function<bool(size_t, size_t)>& progress) {
-  const int64_t seq_len = runner.seq_len(), batch_size = runner.batch_size();
+  const int64_t batch_size = runner.batch_size();
   std::vector<int64_t> lengths;
   for (const ScoreDocument& d : documents) {
     lengths.push_back(static_cast<int64_t>(d.input_ids.size()));
   }
-  const auto sequences = best_fit_bins(lengths, seq_len);
+  const auto sequences = best_fit_bins(lengths, runner.seq_len());
+  std::vector<int64_t> filled;
+  for (const std::vector<size_t>& sequence : sequences) {
+    int64_t& tokens = filled.emplace_back(0);
+    for (const size_t index : sequence) tokens += lengths[index];
+  }
   std::vector<std::vector<TokenScore>> scores(documents.size());
   size_t done = 0;
-  for (size_t first = 0; first < sequences.size(); first += static_cast<size_t>(batch_size)) {
-    Batch batch = padding_batch(batch_size, seq_len);
+  for (const SequenceGroup& group : group_sequences(filled, runner.seq_lens(), batch_size)) {
+    Batch batch = padding_batch(batch_size, group.seq_len);
     std::vector<RowTarget> targets;
     std::vector<size_t> owners;  // document of each target
-    for (int64_t b = 0; b < batch_size && first + static_cast<size_t>(b) < sequences.size(); ++b) {
-      int64_t next_row = b * seq_len;
+    for (size_t b = 0; b < group.sequences.size(); ++b) {
+      int64_t next_row = static_cast<int64_t>(b) * group.seq_len;
       int32_t segment = 0;
-      for (const size_t index : sequences[first + static_cast<size_t>(b)]) {
+      for (const size_t index : sequences[group.sequences[b]]) {
         const ScoreDocument& document = documents[index];
         place(document, next_row, segment++, batch);
         for (const RowTarget& t : document.targets) {

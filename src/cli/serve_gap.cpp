@@ -151,7 +151,7 @@ SessionOptions gap_session(const Options& options, const GapInputs& in, Numerics
   size_t longest = 2;
   for (const std::vector<int32_t>& prompt : in.prompts) longest = std::max(longest, prompt.size());
   graphs.layer.seq_len = static_cast<int64_t>(longest);
-  graphs.loss_rows = loss_rows_option(options, graphs.layer.seq_len, graphs.layer.seq_len);
+  graphs.loss_rows = loss_rows_option(options, {&graphs.layer.seq_len, 1}, graphs.layer.seq_len);
   return session;
 }
 

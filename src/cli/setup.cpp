@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "cli/commands.h"
+#include "train/head.h"
 #include "transform/legalise.h"
 
 namespace npu {
@@ -29,16 +30,6 @@ int64_t host_memory_bytes() {
     if (key == "MemAvailable:") return kib << 10;
   }
   return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
-}
-
-std::vector<std::string> split_words(const std::string& text, char separator) {
-  std::vector<std::string> words;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(separator, begin), text.size());
-    if (end > begin) words.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return words;
 }
 
 DType dtype_option(const Options& options, std::string_view name) {
@@ -88,9 +79,16 @@ fs::path cache_directory(const Options& options) {
   return fs::path(home) / ".cache/npu-lora";
 }
 
+std::vector<int64_t> seq_lengths(const Options& options) {
+  std::vector<int64_t> lengths = options.integers("seq-len", 2, 1 << 20);
+  std::sort(lengths.begin(), lengths.end());
+  lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+  return lengths;
+}
+
 DatasetOptions dataset_options(const Options& options, const ModelConfig& config) {
   DatasetOptions d;
-  d.max_length = options.integer("seq-len", 2);
+  d.max_length = seq_lengths(options).back();
   d.train_on_all = options.choice("train-on", {"response", "all"}) == "all";
   d.skip_bad_rows = options.integer("skip-bad-rows");
   if (options.has("date")) d.template_date = options.text("date");
@@ -163,7 +161,7 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   }
   session.threads = static_cast<int>(options.integer("threads", 0, 1024));
   LayerOptions& layer = session.graphs.layer;
-  layer.seq_len = options.integer("seq-len", 2, 1 << 20);
+  layer.seq_len = seq_lengths(options).back();
   layer.numerics = *parse_numerics(options.choice("numerics", {"hf", "vllm", "fp32"}));
   layer.lora = lora;
   if (options.has("dtype")) session.activation_dtype = dtype_option(options, "dtype");
@@ -172,7 +170,7 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
     const std::string text = options.text("host-parts");
     session.auto_placement = text == "auto";
     if (!session.auto_placement) session.host_groups.emplace();
-    for (const std::string& group : split_words(text, ',')) {
+    for (const std::string& group : options.words("host-parts")) {
       if (text == "none" || text == "auto") break;
       if (std::find(kPlacementGroups.begin(), kPlacementGroups.end(), group) ==
           kPlacementGroups.end()) {
@@ -272,12 +270,9 @@ std::unique_ptr<ModelRunner> start_runner(const ModelConfig& config, const Sessi
   return load(config, std::move(prepared), weights);
 }
 
-int64_t loss_rows_option(const Options& options, int64_t needed, int64_t all) {
+int64_t loss_rows_option(const Options& options, std::span<const int64_t> counts, int64_t all) {
   const int64_t asked = options.integer("loss-rows");
-  if (asked > 0) return std::min(asked, all);
-  int64_t bucket = 32;
-  while (bucket < needed) bucket *= 2;
-  return std::min(bucket, all);
+  return asked > 0 ? std::min(asked, all) : choose_loss_rows(counts, all);
 }
 
 }  // namespace npu

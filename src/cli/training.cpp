@@ -47,7 +47,9 @@ TrainingData load_training_data(const Options& options, const HfModel& model) {
 
 BatcherOptions batcher_options(const Options& options, const HfModel& model) {
   BatcherOptions b;
-  b.seq_len = options.integer("seq-len", 2);
+  b.shorter = seq_lengths(options);
+  b.seq_len = b.shorter.back();
+  b.shorter.pop_back();
   b.batch = options.integer("batch", 1, 4096);
   b.packing = packing_option(options);
   b.seed = static_cast<uint64_t>(options.integer("seed"));
@@ -61,9 +63,21 @@ SessionOptions training_session(const Options& options, const LoraSpec& lora,
   LayerOptions& layer = session.graphs.layer;
   layer.batch = options.integer("batch", 1, 4096);
   session.graphs.eval = eval;
-  const int64_t rows = layer.batch * layer.seq_len;
-  session.graphs.loss_rows =
-      loss_rows_option(options, batcher == nullptr ? rows : batcher->max_loss_rows(), rows);
+  std::vector<Batcher::Bucket> buckets;
+  if (batcher != nullptr) buckets = batcher->buckets();
+  for (const int64_t seq_len : seq_lengths(options)) {
+    const int64_t rows = layer.batch * seq_len;
+    std::vector<int64_t> own, any;
+    for (const Batcher::Bucket& bucket : buckets) {
+      if (bucket.seq_len == seq_len) own = bucket.loss_rows;
+      any.insert(any.end(), bucket.loss_rows.begin(), bucket.loss_rows.end());
+    }
+    if (own.empty()) own = any;  // a length that the first epoch does not use
+    if (own.empty()) own = {rows};
+    session.graphs.shorter.push_back({seq_len, loss_rows_option(options, own, rows)});
+  }
+  session.graphs.loss_rows = session.graphs.shorter.back().loss_rows;
+  session.graphs.shorter.pop_back();
   resolve_recompute(options, config, session);
   return session;
 }

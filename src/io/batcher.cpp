@@ -79,7 +79,9 @@ struct Batcher::State {
   const Dataset& dataset;
   BatcherOptions options;
   Position position;
-  std::vector<Sequence> sequences;  // of the current epoch
+  std::vector<int64_t> seq_lens;      // all of them, rising
+  std::vector<Sequence> sequences;    // of the current epoch
+  std::vector<SequenceGroup> groups;  // its micro-batches
 
   void plan_epoch(int64_t epoch) {
     const std::vector<size_t> rows = shuffled_rows(dataset, options.seed, epoch);
@@ -94,11 +96,18 @@ struct Batcher::State {
         sequences = one_row_each(dataset, rows);
         break;
     }
+    std::vector<int64_t> lengths;
+    for (const Sequence& sequence : sequences) lengths.push_back(tokens(sequence));
+    groups = group_sequences(lengths, seq_lens, options.batch);
     position = {epoch, 0};
   }
 
-  int64_t batches() const {
-    return (static_cast<int64_t>(sequences.size()) + options.batch - 1) / options.batch;
+  int64_t batches() const { return static_cast<int64_t>(groups.size()); }
+
+  static int64_t tokens(const Sequence& sequence) {
+    int64_t count = 0;
+    for (const Piece& piece : sequence) count += piece.length;
+    return count;
   }
 
   // Rows of the document whose next token carries a label.
@@ -128,8 +137,10 @@ struct Batcher::State {
 };
 
 Batcher::Batcher(const Dataset& dataset, BatcherOptions options)
-    : state_(new State{dataset, options, {}, {}}) {
-  NPU_CHECK(options.seq_len > 0 && options.batch > 0, "sizes of a batch must be positive");
+    : state_(new State{dataset, options, {}, options.shorter, {}, {}}) {
+  state_->seq_lens.push_back(options.seq_len);
+  NPU_CHECK(state_->seq_lens[0] > 0 && options.batch > 0, "sizes of a batch must be positive");
+  NPU_CHECK(std::is_sorted(state_->seq_lens.begin(), state_->seq_lens.end()), "lengths must rise");
   bool any = false;
   for (const TokenRow& row : dataset.rows) {
     if (row.dropped) continue;
@@ -150,12 +161,10 @@ Batcher::~Batcher() = default;
 Batch Batcher::next() {
   State& s = *state_;
   if (s.position.batch_in_epoch == s.batches()) s.plan_epoch(s.position.epoch + 1);
-  Batch batch = padding_batch(s.options.batch, s.options.seq_len, s.options.pad_id);
-  const int64_t first = s.position.batch_in_epoch * s.options.batch;
-  const int64_t last = std::min(first + s.options.batch, static_cast<int64_t>(s.sequences.size()));
-  for (int64_t i = first; i < last; ++i)
-    s.write(s.sequences[i], (i - first) * s.options.seq_len, batch);
-  ++s.position.batch_in_epoch;
+  const SequenceGroup& group = s.groups[static_cast<size_t>(s.position.batch_in_epoch++)];
+  Batch batch = padding_batch(s.options.batch, group.seq_len, s.options.pad_id);
+  for (size_t i = 0; i < group.sequences.size(); ++i)
+    s.write(s.sequences[group.sequences[i]], static_cast<int64_t>(i) * group.seq_len, batch);
   return batch;
 }
 
@@ -177,25 +186,29 @@ void Batcher::seek(Position position) {
 int64_t Batcher::batches_per_epoch() const { return state_->batches(); }
 
 double Batcher::fill_ratio() const {
-  int64_t tokens = 0;
-  for (const Sequence& sequence : state_->sequences)
-    for (const Piece& piece : sequence) tokens += piece.length;
-  return static_cast<double>(tokens) /
-         static_cast<double>(state_->batches() * state_->options.batch * state_->options.seq_len);
+  int64_t tokens = 0, room = 0;
+  for (const Sequence& sequence : state_->sequences) tokens += State::tokens(sequence);
+  for (const SequenceGroup& group : state_->groups) room += state_->options.batch * group.seq_len;
+  return static_cast<double>(tokens) / static_cast<double>(room);
 }
 
-int64_t Batcher::max_loss_rows() const {
+std::vector<Batcher::Bucket> Batcher::buckets() const {
   const State& s = *state_;
-  int64_t most = 0;
-  for (int64_t first = 0; first < static_cast<int64_t>(s.sequences.size());
-       first += s.options.batch) {
-    int64_t count = 0;
-    for (int64_t i = first;
-         i < std::min(first + s.options.batch, static_cast<int64_t>(s.sequences.size())); ++i)
-      count += s.loss_rows(s.sequences[i]);
-    most = std::max(most, count);
+  std::vector<Bucket> buckets;
+  for (auto length = s.seq_lens.rbegin(); length != s.seq_lens.rend(); ++length) {
+    Bucket& bucket = buckets.emplace_back();
+    bucket.seq_len = *length;
+    for (const SequenceGroup& group : s.groups) {
+      if (group.seq_len != *length) continue;
+      int64_t& loss_rows = bucket.loss_rows.emplace_back(0);
+      for (const size_t sequence : group.sequences) {
+        loss_rows += s.loss_rows(s.sequences[sequence]);
+        bucket.documents += static_cast<int64_t>(s.sequences[sequence].size());
+      }
+      bucket.sequences += static_cast<int64_t>(group.sequences.size());
+    }
   }
-  return most;
+  return buckets;
 }
 
 }  // namespace npu

@@ -44,7 +44,8 @@ Dataset load_dataset(const std::vector<fs::path>& files, const Tokenizer& tokeni
 enum class Packing { kBestFit, kWrap, kNone };
 
 struct BatcherOptions {
-  int64_t seq_len = 512;  // at least the length of the longest row, but for kWrap
+  int64_t seq_len = 512;              // at least the length of the longest row, but for kWrap
+  std::vector<int64_t> shorter = {};  // lengths of sequences that need less, rising
   int64_t batch = 1;
   Packing packing = Packing::kBestFit;
   uint64_t seed = 0;
@@ -53,7 +54,8 @@ struct BatcherOptions {
 
 // An endless, seeded stream of micro-batches: each epoch is shuffled anew, then packed. next()
 // after seek(position) gives what it would have given without interruption. Dropped rows are left
-// out; the last micro-batch of an epoch is filled up with empty sequences.
+// out. Rows are packed into sequences of seq_len; sequences that need less run in shorter ones
+// (group_sequences); one micro-batch of an epoch may be filled up with empty sequences.
 class Batcher {
  public:
   // `dataset` must outlive the batcher. A data set without a trained token is a UserError.
@@ -68,9 +70,16 @@ class Batcher {
   Position position() const;
   // A position that this data and these options do not have (of another run) is a UserError.
   void seek(Position position);
-  int64_t batches_per_epoch() const;  // of the current epoch
-  double fill_ratio() const;          // tokens that are not padding, of the current epoch
-  int64_t max_loss_rows() const;      // most rows with loss in one batch of the current epoch
+  // Of the current epoch:
+  int64_t batches_per_epoch() const;
+  double fill_ratio() const;  // tokens that are not padding
+  // The micro-batches of one sequence length.
+  struct Bucket {
+    int64_t seq_len = 0;
+    int64_t sequences = 0, documents = 0;
+    std::vector<int64_t> loss_rows;  // rows with loss of each micro-batch
+  };
+  std::vector<Bucket> buckets() const;  // every length, the longest first
 
  private:
   struct State;

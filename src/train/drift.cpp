@@ -131,7 +131,7 @@ SessionOptions reference_session(const SessionOptions& session) {
 std::vector<std::string> groups_on_device(const Plan& plan) {
   std::vector<std::string> groups;
   for (const PlannedGraph& graph : plan.graphs) {
-    const bool trains = graph.name != kLayerEval && !graph.name.starts_with(kCeStats);
+    const bool trains = !graph.name.starts_with(kLayerEval) && !graph.name.starts_with(kCeStats);
     const bool on_device = std::any_of(graph.parts.begin(), graph.parts.end(),
                                        [](const PlannedPart& part) { return !part.on_host; });
     const bool known = std::find(groups.begin(), groups.end(), graph.group) != groups.end();

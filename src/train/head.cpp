@@ -7,6 +7,26 @@
 
 namespace npu {
 
+int64_t choose_loss_rows(std::span<const int64_t> counts, int64_t all) {
+  // What a call costs beside its rows, in rows (docs/decisions/003-one-pass-head.md).
+  constexpr int64_t kCallRows = 32, kFewest = 8;
+  std::vector<int64_t> sizes = {all};
+  for (int64_t power = kFewest; power < all; power *= 2) {
+    sizes.push_back(power);
+    if (power + power / 2 < all) sizes.push_back(power + power / 2);
+  }
+  std::sort(sizes.begin(), sizes.end());
+  int64_t best = sizes.front(), least = std::numeric_limits<int64_t>::max();
+  for (const int64_t size : sizes) {
+    int64_t cost = 0;
+    for (const int64_t count : counts) cost += (count + size - 1) / size * (size + kCallRows);
+    if (cost >= least) continue;
+    least = cost;
+    best = size;
+  }
+  return best;
+}
+
 HeadJoin::HeadJoin(int64_t rows, int64_t hidden, bool gradient)
     : hidden_(hidden),
       max_(static_cast<size_t>(rows)),

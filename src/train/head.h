@@ -10,6 +10,11 @@
 
 namespace npu {
 
+// R, the rows with loss that pass the head at a time, at which it costs least over micro-batches
+// with `counts` such rows: padding against further calls, each of which reads the head's weights
+// again. One of 8, 12, 16, 24, 32, 48, …, so that few heads are compiled; at most `all` (B·S).
+int64_t choose_loss_rows(std::span<const int64_t> counts, int64_t all);
+
 // For each row, over the chunks seen so far: the running maximum m of the logits,
 // others = Σ_{j≠target} exp(logit_j − m), the target's logit, and acc = Σ_{j≠target} exp(logit_j −
 // m)·W_j. Rows are independent; a chunk with a higher maximum rescales what came before.

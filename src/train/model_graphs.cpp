@@ -1,6 +1,7 @@
-// The graphs that one training or evaluation run needs, once each whatever the model's depth.
+// The graphs that one training or evaluation run needs.
 #include "train/model_graphs.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace npu {
@@ -25,31 +26,74 @@ ForwardBackward differentiate(const Graph& forward, const std::string& seed,
   return split_joint(joint, forward.outputs().size(), recompute);
 }
 
-void add_training_graphs(ModelGraphs& out, const ModelConfig& config) {
-  const GraphOptions& o = out.options;
-  const Graph layer = layer_forward(config, o.layer);
-  std::vector<std::string> wrt = trained_inputs(o.layer.lora);
-  wrt.insert(wrt.begin(), "x");
-  ForwardBackward pair = differentiate(layer, "y", wrt, o.recompute, o.passes);
-  out.saved = pair.saved;
-  for (const std::string& name : pair.saved) {
-    out.saved_types.push_back(pair.forward.node(pair.forward.find_output(name)).type);
+// One bucket's part of the list.
+class BucketBuilder {
+ public:
+  BucketBuilder(ModelGraphs& out, const ModelConfig& config, const LengthBucket& bucket)
+      : out_(out), config_(config), layer_(out.options.layer), bucket_(out.buckets.emplace_back()) {
+    layer_.seq_len = bucket_.seq_len = bucket.seq_len;
+    bucket_.loss_rows = bucket.loss_rows;
+    if (bucket.seq_len != out.options.layer.seq_len) {
+      bucket_.suffix = "@" + std::to_string(bucket.seq_len);
+    }
   }
-  // The first layer's backward must take the same saved tensors, so it is the full one without dx.
-  Builder first{std::string(kFirstLayerBackward)};
-  std::vector<Value> mapped(pair.backward.nodes().size());
-  for (const GraphOutput& output : pair.backward.outputs()) {
-    if (output.name == "d_x") continue;
-    first.output(output.name, import_node(first, pair.backward, output.node, mapped));
-  }
-  out.graphs.push_back({"fwd", renamed(pair.forward, kLayerForward)});
-  out.graphs.push_back({"bwd", renamed(pair.backward, kLayerBackward)});
-  out.graphs.push_back({"bwd", std::move(first).build(/*drop_unused_inputs=*/true)});
 
-  const Graph norm = final_norm(config, o.layer, o.loss_rows);
-  const Graph norm_bwd = differentiate(norm, "h", {"x"}, Recompute::kLayer, o.passes).backward;
-  out.graphs.push_back({"rms-bwd", renamed(norm_bwd, kFinalNormBackward)});
-}
+  void add_all() {
+    const GraphOptions& o = out_.options;
+    if (o.train) add_training();
+    if (o.eval) add("fwd", kLayerEval, layer_forward(config_, layer_));
+    add("rms", kFinalNorm, final_norm(config_, layer_, bucket_.loss_rows));
+    for (size_t i = 0; i < out_.chunks.size(); ++i) {
+      const int64_t chunk = out_.chunks[i];
+      if (i > 0 && chunk == out_.chunks[i - 1]) continue;
+      if (o.train) {
+        add("ce-grad", out_.head_graph(kCeGrad, i),
+            ce_grad(config_, layer_, bucket_.loss_rows, chunk));
+      }
+      if (o.eval) {
+        add("ce-stats", out_.head_graph(kCeStats, i),
+            ce_stats(config_, layer_, bucket_.loss_rows, chunk));
+      }
+    }
+  }
+
+ private:
+  void add(std::string_view group, std::string_view name, const Graph& graph) {
+    out_.graphs.push_back({std::string(group), renamed(graph, bucket_.name(name))});
+  }
+
+  void add_training() {
+    const GraphOptions& o = out_.options;
+    const Graph layer = layer_forward(config_, layer_);
+    std::vector<std::string> wrt = trained_inputs(layer_.lora);
+    wrt.insert(wrt.begin(), "x");
+    ForwardBackward pair = differentiate(layer, "y", wrt, o.recompute, o.passes);
+    bucket_.saved = pair.saved;
+    for (const std::string& name : pair.saved) {
+      bucket_.saved_types.push_back(pair.forward.node(pair.forward.find_output(name)).type);
+    }
+    // The first layer's backward must take the same saved tensors, so it is the full one without
+    // dx.
+    Builder first{bucket_.name(kFirstLayerBackward)};
+    std::vector<Value> mapped(pair.backward.nodes().size());
+    for (const GraphOutput& output : pair.backward.outputs()) {
+      if (output.name == "d_x") continue;
+      first.output(output.name, import_node(first, pair.backward, output.node, mapped));
+    }
+    add("fwd", kLayerForward, pair.forward);
+    add("bwd", kLayerBackward, pair.backward);
+    out_.graphs.push_back({"bwd", std::move(first).build(/*drop_unused_inputs=*/true)});
+
+    const Graph norm = final_norm(config_, layer_, bucket_.loss_rows);
+    add("rms-bwd", kFinalNormBackward,
+        differentiate(norm, "h", {"x"}, Recompute::kLayer, o.passes).backward);
+  }
+
+  ModelGraphs& out_;
+  const ModelConfig& config_;
+  LayerOptions layer_;
+  BucketGraphs& bucket_;
+};
 
 }  // namespace
 
@@ -57,24 +101,13 @@ ModelGraphs build_model_graphs(const ModelConfig& config, const GraphOptions& op
   ModelGraphs out;
   out.options = options;
   out.chunks = vocabulary_chunks(config.vocab_size, options.vocab_chunk);
-  if (options.train) add_training_graphs(out, config);
-  if (options.eval) {
-    out.graphs.push_back({"fwd", renamed(layer_forward(config, options.layer), kLayerEval)});
-  }
-  out.graphs.push_back(
-      {"rms", renamed(final_norm(config, options.layer, options.loss_rows), kFinalNorm)});
-  for (size_t i = 0; i < out.chunks.size(); ++i) {
-    if (i > 0 && out.chunks[i] == out.chunks[i - 1]) continue;
-    const auto add = [&](std::string_view group, std::string_view base, const Graph& graph) {
-      out.graphs.push_back({std::string(group), renamed(graph, out.head_graph(base, i))});
-    };
-    if (options.train) {
-      add("ce-grad", kCeGrad, ce_grad(config, options.layer, options.loss_rows, out.chunks[i]));
-    }
-    if (options.eval) {
-      add("ce-stats", kCeStats, ce_stats(config, options.layer, options.loss_rows, out.chunks[i]));
-    }
-  }
+  std::vector<LengthBucket> buckets = options.shorter;
+  buckets.push_back({options.layer.seq_len, options.loss_rows});
+  std::sort(buckets.begin(), buckets.end(),
+            [](const auto& a, const auto& b) { return a.seq_len > b.seq_len; });
+  NPU_CHECK(buckets.front().seq_len == options.layer.seq_len, "a bucket above the longest");
+  out.buckets.reserve(buckets.size());
+  for (const LengthBucket& bucket : buckets) BucketBuilder(out, config, bucket).add_all();
   return out;
 }
 
@@ -90,7 +123,10 @@ std::string ModelGraphs::head_graph(std::string_view base, size_t chunk) const {
   return std::string(base) + (chunks[chunk] == chunks[0] ? "" : "_tail");
 }
 
-int64_t ModelGraphs::calls_per_step(std::string_view name, int64_t layers) const {
+std::string_view plain_name(std::string_view graph) { return graph.substr(0, graph.find('@')); }
+
+int64_t ModelGraphs::calls_per_step(std::string_view graph_name, int64_t layers) const {
+  const std::string_view name = plain_name(graph_name);
   if (name == kLayerForward) return layers;
   if (name == kLayerBackward) return layers - 1;
   if (name == kLayerEval) return options.train ? 0 : layers;
@@ -104,7 +140,7 @@ int64_t ModelGraphs::calls_per_step(std::string_view name, int64_t layers) const
   return calls;
 }
 
-int64_t ModelGraphs::saved_bytes_per_layer() const {
+int64_t BucketGraphs::saved_bytes_per_layer() const {
   int64_t bytes = 0;
   for (const TensorType& type : saved_types) bytes += type.bytes();
   return bytes;

@@ -22,6 +22,17 @@ void add_into(Tensor& sum_f32, const Tensor& term) {
   for (size_t i = 0; i < to.size(); ++i) to[i] += values[i];
 }
 
+// Micro-batches of one sequence length.
+struct LengthRun {
+  Workspace& buffers;
+  HeadJoin join;       // of the device's sums: the gradient
+  HeadJoin loss_join;  // of its logits, summed here, with head_logits: the loss
+  LengthRun(Workspace& w, const ModelConfig& config, bool train)
+      : buffers(w),
+        join(w.bucket.loss_rows, config.hidden_size, train),
+        loss_join(w.bucket.loss_rows, config.hidden_size, /*gradient=*/false) {}
+};
+
 }  // namespace
 
 struct ModelRunner::State {
@@ -29,8 +40,7 @@ struct ModelRunner::State {
   ModelGraphs graphs;
   std::unique_ptr<Runtime> runtime;
   DeviceModel model;
-  HeadJoin join;       // of the device's sums: the gradient
-  HeadJoin loss_join;  // of its logits, summed here, with head_logits: the loss
+  std::vector<LengthRun> lengths;  // of model.workspaces
   Phases phases;
 
   State(const ModelConfig& c, ModelGraphs g, std::unique_ptr<Runtime> r, const WeightStore& w,
@@ -38,103 +48,124 @@ struct ModelRunner::State {
       : config(c),
         graphs(std::move(g)),
         runtime(std::move(r)),
-        model(config, graphs, runtime->device(), w, adopt),
-        join(graphs.options.loss_rows, config.hidden_size, graphs.options.train),
-        loss_join(graphs.options.loss_rows, config.hidden_size, /*gradient=*/false) {}
+        model(config, graphs, runtime->device(), w, adopt) {
+    for (Workspace& buffers : model.workspaces) {
+      lengths.emplace_back(buffers, config, graphs.options.train);
+    }
+  }
 
   Device& device() { return runtime->device(); }
   int64_t num_layers() const { return config.num_hidden_layers; }
 
   bool head_logits() const { return graphs.options.layer.head_logits; }
-  double log_prob(size_t row) const {
-    return (head_logits() ? loss_join : join).log_prob(static_cast<int64_t>(row));
+  double log_prob(const LengthRun& run, size_t row) const {
+    return (head_logits() ? run.loss_join : run.join).log_prob(static_cast<int64_t>(row));
   }
 
-  void load_batch(const Batch& batch);
-  std::optional<Error> forward(bool train);
+  LengthRun& length_of(const Batch& batch);
+  // The device's inputs of a micro-batch, and how it runs.
+  LengthRun& load_batch(const Batch& batch);
+  std::optional<Error> forward(LengthRun& run, bool train);
   // final_norm and the head's chunks for up to R targets.
-  std::optional<Error> run_head(std::span<const RowTarget> targets, bool train,
+  std::optional<Error> run_head(LengthRun& run, std::span<const RowTarget> targets, bool train,
                                 std::vector<int32_t>* argmax);
+  std::optional<Error> run_chunk(LengthRun& run, size_t chunk, bool train);
   // The loss of R targets, and d_h for them.
-  LossSum head_gradient(std::span<const RowTarget> targets, double w);
+  LossSum head_gradient(LengthRun& run, std::span<const RowTarget> targets, double w);
   // All loss rows: the loss, and the gradient of the last layer's output in layer_gradient(L-1).
-  Result<LossSum> loss_and_gradient(std::span<const RowTarget> targets, double w);
-  std::optional<Error> backward(std::span<Parameter> parameters);
+  Result<LossSum> loss_and_gradient(LengthRun& run, std::span<const RowTarget> targets, double w);
+  std::optional<Error> backward(LengthRun& run, std::span<Parameter> parameters);
 };
 
-void ModelRunner::State::load_batch(const Batch& batch) {
-  const Stopwatch watch(phases.input_seconds);
-  NPU_CHECK(
-      batch.batch == graphs.options.layer.batch && batch.seq_len == graphs.options.layer.seq_len,
-      "batch of another shape than the graphs'");
-  const DType compute = graphs.options.layer.compute_dtype();
-  fill_tensor(device(), model.layer_input(0),
-              [&](Tensor& x) { embedding_rows(model.embedding_VH, batch, compute, x); });
-  Tensor cos(model.cos.type.dtype, model.cos.type.shape), sin = cos.clone();
-  rope_inputs(config, batch, cos, sin);
-  upload_tensor(device(), model.cos, cos);
-  upload_tensor(device(), model.sin, sin);
-  fill_tensor(device(), model.mask, [&](Tensor& mask) { attention_mask(batch, mask); });
+LengthRun& ModelRunner::State::length_of(const Batch& batch) {
+  const auto found = std::find_if(lengths.begin(), lengths.end(), [&](const LengthRun& run) {
+    return run.buffers.bucket.seq_len == batch.seq_len;
+  });
+  NPU_CHECK(batch.batch == graphs.options.layer.batch && found != lengths.end(),
+            "batch of another shape than the graphs'");
+  return *found;
 }
 
-std::optional<Error> ModelRunner::State::forward(bool train) {
-  for (int64_t layer = 0; layer < num_layers(); ++layer) {
-    const LayerCall& call = model.layers[static_cast<size_t>(layer)];
-    auto error =
-        train ? runtime->run(kLayerForward, call.forward) : runtime->run(kLayerEval, call.eval);
-    if (error) return error;
+LengthRun& ModelRunner::State::load_batch(const Batch& batch) {
+  const Stopwatch watch(phases.input_seconds);
+  LengthRun& run = length_of(batch);
+  Workspace& buffers = run.buffers;
+  const DType compute = graphs.options.layer.compute_dtype();
+  fill_tensor(device(), buffers.layer_input(0),
+              [&](Tensor& x) { embedding_rows(model.embedding_VH, batch, compute, x); });
+  Tensor cos(buffers.cos.type.dtype, buffers.cos.type.shape), sin = cos.clone();
+  rope_inputs(config, batch, cos, sin);
+  upload_tensor(device(), buffers.cos, cos);
+  upload_tensor(device(), buffers.sin, sin);
+  fill_tensor(device(), buffers.mask, [&](Tensor& mask) { attention_mask(batch, mask); });
+  return run;
+}
+
+std::optional<Error> ModelRunner::State::forward(LengthRun& run, bool train) {
+  const std::string graph = run.buffers.bucket.name(train ? kLayerForward : kLayerEval);
+  for (const Workspace::LayerCall& call : run.buffers.layers) {
+    if (auto error = runtime->run(graph, train ? call.forward : call.eval)) return error;
   }
   return std::nullopt;
 }
 
-std::optional<Error> ModelRunner::State::run_head(std::span<const RowTarget> targets, bool train,
+std::optional<Error> ModelRunner::State::run_chunk(LengthRun& run, size_t chunk, bool train) {
+  Workspace& buffers = run.buffers;
+  Runtime::Bindings bindings = {{"h", buffers.h.buffer.get()},
+                                {"head.weight", model.head_chunks[chunk].buffer.get()},
+                                {"target", buffers.targets.buffer.get()},
+                                {"max", buffers.max.buffer.get()},
+                                {"sum", buffers.sum.buffer.get()},
+                                {"target_logit", buffers.target_logit.buffer.get()}};
+  if (head_logits()) bindings["logits"] = buffers.logits[chunk].buffer.get();
+  if (train) {
+    bindings["u"] = buffers.u.buffer.get();
+  } else {
+    bindings["argmax"] = buffers.argmax.buffer.get();
+  }
+  const std::string graph = graphs.head_graph(train ? kCeGrad : kCeStats, chunk);
+  if (auto error = runtime->run(buffers.bucket.name(graph), bindings)) return error;
+  const Stopwatch watch(phases.head_seconds);
+  const Tensor u = train ? read_tensor(device(), buffers.u) : Tensor();
+  run.join.add(read_tensor(device(), buffers.max), read_tensor(device(), buffers.sum),
+               read_tensor(device(), buffers.target_logit), train ? &u : nullptr);
+  if (head_logits()) {
+    run.loss_join.add(read_tensor(device(), buffers.logits[chunk]),
+                      read_tensor(device(), buffers.targets));
+  }
+  return std::nullopt;
+}
+
+std::optional<Error> ModelRunner::State::run_head(LengthRun& run,
+                                                  std::span<const RowTarget> targets, bool train,
                                                   std::vector<int32_t>* argmax) {
+  Workspace& buffers = run.buffers;
   // Unused rows repeat row 0; nothing reads their results.
-  fill_tensor(device(), model.rows, [&](Tensor& rows) {
+  fill_tensor(device(), buffers.rows, [&](Tensor& rows) {
     const auto to = rows.mutable_values<int32_t>();
     for (size_t i = 0; i < to.size(); ++i) to[i] = i < targets.size() ? targets[i].row : 0;
   });
-  auto error = runtime->run(kFinalNorm, {{"x", model.layer_input(num_layers()).buffer.get()},
-                                         {"rows", model.rows.buffer.get()},
-                                         {"norm.weight", model.norm_weight.buffer.get()},
-                                         {"h", model.h.buffer.get()}});
+  auto error = runtime->run(buffers.bucket.name(kFinalNorm),
+                            {{"x", buffers.layer_input(num_layers()).buffer.get()},
+                             {"rows", buffers.rows.buffer.get()},
+                             {"norm.weight", model.norm_weight.buffer.get()},
+                             {"h", buffers.h.buffer.get()}});
   if (error) return error;
-  join.reset();
-  loss_join.reset();
+  run.join.reset();
+  run.loss_join.reset();
   int64_t first_column = 0;
   std::vector<float> best(targets.size(), -std::numeric_limits<float>::infinity());
   for (size_t chunk = 0; chunk < graphs.chunks.size(); ++chunk) {
-    fill_tensor(device(), model.targets, [&](Tensor& relative) {
+    fill_tensor(device(), buffers.targets, [&](Tensor& relative) {
       const auto to = relative.mutable_values<int32_t>();
       for (size_t i = 0; i < to.size(); ++i) {
         to[i] = i < targets.size() ? targets[i].target - static_cast<int32_t>(first_column) : -1;
       }
     });
-    Runtime::Bindings bindings = {{"h", model.h.buffer.get()},
-                                  {"head.weight", model.head_chunks[chunk].buffer.get()},
-                                  {"target", model.targets.buffer.get()},
-                                  {"max", model.max.buffer.get()},
-                                  {"sum", model.sum.buffer.get()},
-                                  {"target_logit", model.target_logit.buffer.get()}};
-    if (head_logits()) bindings["logits"] = model.logits[chunk].buffer.get();
-    if (train) {
-      bindings["u"] = model.u.buffer.get();
-    } else {
-      bindings["argmax"] = model.argmax.buffer.get();
-    }
-    error = runtime->run(graphs.head_graph(train ? kCeGrad : kCeStats, chunk), bindings);
-    if (error) return error;
-    const Stopwatch watch(phases.head_seconds);
-    const Tensor max = read_tensor(device(), model.max);
-    const Tensor u = train ? read_tensor(device(), model.u) : Tensor();
-    join.add(max, read_tensor(device(), model.sum), read_tensor(device(), model.target_logit),
-             train ? &u : nullptr);
-    if (head_logits()) {
-      loss_join.add(read_tensor(device(), model.logits[chunk]),
-                    read_tensor(device(), model.targets));
-    }
+    if ((error = run_chunk(run, chunk, train))) return error;
     if (argmax != nullptr) {
-      const Tensor columns = read_tensor(device(), model.argmax);
+      const Tensor max = read_tensor(device(), buffers.max);
+      const Tensor columns = read_tensor(device(), buffers.argmax);
       for (size_t i = 0; i < targets.size(); ++i) {
         if (max.values<float>()[i] <= best[i]) continue;
         best[i] = max.values<float>()[i];
@@ -147,44 +178,47 @@ std::optional<Error> ModelRunner::State::run_head(std::span<const RowTarget> tar
   return std::nullopt;
 }
 
-LossSum ModelRunner::State::head_gradient(std::span<const RowTarget> targets, double w) {
+LossSum ModelRunner::State::head_gradient(LengthRun& run, std::span<const RowTarget> targets,
+                                          double w) {
   const Stopwatch watch(phases.head_seconds);
   LossSum loss;
-  Tensor d_h(DType::kF32, model.d_h.type.shape);
+  Tensor d_h(DType::kF32, run.buffers.d_h.type.shape);
   const auto d_h_values = d_h.mutable_values<float>();
   const size_t hidden = static_cast<size_t>(config.hidden_size);
   for (size_t i = 0; i < targets.size(); ++i) {
     const int64_t row = static_cast<int64_t>(i);
-    loss.nats -= log_prob(i);
+    loss.nats -= log_prob(run, i);
     ++loss.tokens;
     const Tensor weight =
         model.head_VH.rows(targets[i].target, targets[i].target + 1).to(DType::kF32);
-    join.gradient(row, w, weight.values<float>(), d_h_values.subspan(i * hidden, hidden));
+    run.join.gradient(row, w, weight.values<float>(), d_h_values.subspan(i * hidden, hidden));
   }
-  upload_tensor(device(), model.d_h, d_h);
+  upload_tensor(device(), run.buffers.d_h, d_h);
   return loss;
 }
 
-Result<LossSum> ModelRunner::State::loss_and_gradient(std::span<const RowTarget> targets,
+Result<LossSum> ModelRunner::State::loss_and_gradient(LengthRun& run,
+                                                      std::span<const RowTarget> targets,
                                                       double w) {
+  Workspace& buffers = run.buffers;
   LossSum loss;
-  const size_t block = static_cast<size_t>(graphs.options.loss_rows);
-  DeviceTensor& d_y = model.layer_gradient(num_layers() - 1);
+  const size_t block = static_cast<size_t>(buffers.bucket.loss_rows);
+  DeviceTensor& d_y = buffers.layer_gradient(num_layers() - 1);
   const bool one_block = targets.size() <= block;
   Tensor total = one_block ? Tensor() : Tensor(DType::kF32, d_y.type.shape);
   for (size_t begin = 0; begin < targets.size() || begin == 0; begin += block) {
     const auto part = targets.subspan(begin, std::min(block, targets.size() - begin));
-    if (auto error = run_head(part, true, nullptr)) return *error;
-    const LossSum sum = head_gradient(part, w);
+    if (auto error = run_head(run, part, true, nullptr)) return *error;
+    const LossSum sum = head_gradient(run, part, w);
     loss.nats += sum.nats;
     loss.tokens += sum.tokens;
-    DeviceTensor& d_x = one_block ? d_y : model.d_x_head;
-    auto error =
-        runtime->run(kFinalNormBackward, {{"x", model.layer_input(num_layers()).buffer.get()},
-                                          {"rows", model.rows.buffer.get()},
-                                          {"norm.weight", model.norm_weight.buffer.get()},
-                                          {"d_h", model.d_h.buffer.get()},
-                                          {"d_x", d_x.buffer.get()}});
+    DeviceTensor& d_x = one_block ? d_y : buffers.d_x_head;
+    auto error = runtime->run(buffers.bucket.name(kFinalNormBackward),
+                              {{"x", buffers.layer_input(num_layers()).buffer.get()},
+                               {"rows", buffers.rows.buffer.get()},
+                               {"norm.weight", model.norm_weight.buffer.get()},
+                               {"d_h", buffers.d_h.buffer.get()},
+                               {"d_x", d_x.buffer.get()}});
     if (error) return *error;
     if (!one_block) add_into(total, read_tensor(device(), d_x));
   }
@@ -192,11 +226,13 @@ Result<LossSum> ModelRunner::State::loss_and_gradient(std::span<const RowTarget>
   return loss;
 }
 
-std::optional<Error> ModelRunner::State::backward(std::span<Parameter> parameters) {
+std::optional<Error> ModelRunner::State::backward(LengthRun& run, std::span<Parameter> parameters) {
   const std::vector<std::string> inputs = trained_inputs(graphs.options.layer.lora);
+  const BucketGraphs& bucket = run.buffers.bucket;
   for (int64_t layer = num_layers() - 1; layer >= 0; --layer) {
-    const LayerCall& call = model.layers[static_cast<size_t>(layer)];
-    auto error = runtime->run(layer == 0 ? kFirstLayerBackward : kLayerBackward, call.backward);
+    const Workspace::LayerCall& call = run.buffers.layers[static_cast<size_t>(layer)];
+    auto error =
+        runtime->run(bucket.name(layer == 0 ? kFirstLayerBackward : kLayerBackward), call.backward);
     if (error) return error;
     const Stopwatch watch(phases.grad_seconds);
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -219,6 +255,11 @@ const ModelGraphs& ModelRunner::graphs() const { return state_->graphs; }
 Runtime& ModelRunner::runtime() { return *state_->runtime; }
 int64_t ModelRunner::batch_size() const { return state_->graphs.options.layer.batch; }
 int64_t ModelRunner::seq_len() const { return state_->graphs.options.layer.seq_len; }
+std::vector<int64_t> ModelRunner::seq_lens() const {
+  std::vector<int64_t> lengths;
+  for (const BucketGraphs& b : state_->graphs.buckets) lengths.insert(lengths.begin(), b.seq_len);
+  return lengths;
+}
 const ModelRunner::Phases& ModelRunner::phases() const { return state_->phases; }
 int64_t ModelRunner::device_bytes() const { return state_->model.bytes; }
 std::vector<std::pair<std::string, DeviceTensor>> ModelRunner::frozen_weights() const {
@@ -230,9 +271,9 @@ void ModelRunner::set_adapter(std::span<const Parameter> parameters) {
   NPU_CHECK(parameters.size() == inputs.size() * state_->model.layers.size(),
             "adapter of another shape than the graphs'");
   size_t next = 0;
-  for (LayerCall& call : state_->model.layers) {
+  for (auto& weights : state_->model.layers) {
     for (const std::string& input : inputs) {
-      upload_tensor(state_->device(), call.weights.at(input), parameters[next++].value);
+      upload_tensor(state_->device(), weights.at(input), parameters[next++].value);
     }
   }
 }
@@ -243,11 +284,11 @@ Result<LossSum> ModelRunner::forward_backward(const Batch& batch, double w,
   state_->phases = {};
   const std::vector<RowTarget> targets = loss_rows(batch);
   if (targets.empty()) return LossSum{};  // nothing to learn from: no device time spent
-  state_->load_batch(batch);
-  if (auto error = state_->forward(true)) return *error;
-  Result<LossSum> loss = state_->loss_and_gradient(targets, w);
+  LengthRun& run = state_->load_batch(batch);
+  if (auto error = state_->forward(run, true)) return *error;
+  Result<LossSum> loss = state_->loss_and_gradient(run, targets, w);
   if (!loss.ok()) return loss;
-  if (auto error = state_->backward(parameters)) return *error;
+  if (auto error = state_->backward(run, parameters)) return *error;
   return loss;
 }
 
@@ -255,16 +296,16 @@ Result<std::vector<TokenScore>> ModelRunner::score(const Batch& batch,
                                                    std::span<const RowTarget> targets) {
   NPU_CHECK(state_->graphs.options.eval, "graphs were built for training only");
   state_->phases = {};
-  state_->load_batch(batch);
-  if (auto error = state_->forward(false)) return *error;
+  LengthRun& run = state_->load_batch(batch);
+  if (auto error = state_->forward(run, false)) return *error;
   std::vector<TokenScore> scores;
-  const size_t block = static_cast<size_t>(state_->graphs.options.loss_rows);
+  const size_t block = static_cast<size_t>(run.buffers.bucket.loss_rows);
   for (size_t begin = 0; begin < targets.size(); begin += block) {
     const auto part = targets.subspan(begin, std::min(block, targets.size() - begin));
     std::vector<int32_t> argmax(part.size());
-    if (auto error = state_->run_head(part, false, &argmax)) return *error;
+    if (auto error = state_->run_head(run, part, false, &argmax)) return *error;
     for (size_t i = 0; i < part.size(); ++i) {
-      scores.push_back({static_cast<float>(state_->log_prob(i)), argmax[i]});
+      scores.push_back({static_cast<float>(state_->log_prob(run, i)), argmax[i]});
     }
   }
   return scores;

@@ -40,12 +40,14 @@ class ModelRunner {
   const ModelGraphs& graphs() const;
   Runtime& runtime();
   int64_t batch_size() const;
-  int64_t seq_len() const;
+  int64_t seq_len() const;                // of the longest bucket
+  std::vector<int64_t> seq_lens() const;  // of every bucket, rising
 
   // Uploads A and B of every adapted linear. `parameters` are init_lora's, in its order.
   void set_adapter(std::span<const Parameter> parameters);
 
-  // Adds d(w·Σ −log p)/dparameter to each parameter's grad. Errors of the device are values.
+  // Adds d(w·Σ −log p)/dparameter to each parameter's grad. The batch has the length of a bucket.
+  // Errors of the device are values.
   Result<LossSum> forward_backward(const Batch& batch, double w, std::span<Parameter> parameters);
 
   // Scores of (row, next token) pairs after one forward pass; needs graphs built with `eval`.

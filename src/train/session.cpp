@@ -23,8 +23,13 @@ PartOrigin origin_of(const ModelConfig& config, const SessionOptions& options) {
   for (const Linear& linear : linears()) {
     if (layer.lora.has(linear.name)) targets.push_back(linear.letter);
   }
+  std::vector<std::string> seq_lens;
+  for (const LengthBucket& bucket : graphs.shorter) {
+    seq_lens.push_back(std::to_string(bucket.seq_len));
+  }
+  seq_lens.push_back(std::to_string(layer.seq_len));
   PartOrigin origin = {
-      {"seq-len", std::to_string(layer.seq_len)},
+      {"seq-len", joined(seq_lens, ",")},
       {"batch", std::to_string(layer.batch)},
       {"rank", targets.empty() ? "none" : std::to_string(layer.lora.rank)},
       {"targets", names_or_none(targets)},
@@ -32,7 +37,7 @@ PartOrigin origin_of(const ModelConfig& config, const SessionOptions& options) {
       {"dtype", std::string(dtype_name(layer.activation_dtype))},
       {"weight-dtype", std::string(dtype_name(layer.weight_dtype))},
       {"recompute", graphs.recompute == Recompute::kNone ? "none" : "layer"},
-      {"loss-rows", std::to_string(graphs.loss_rows)},
+      {"loss-rows", loss_rows_text(graphs)},
       {"vocab-chunk", std::to_string(graphs.vocab_chunk)},
       {"max-mm", std::to_string(options.plan.limits.contractions)},
       {"disable-pass", names_or_none(options.plan.passes.disabled)},
@@ -54,6 +59,14 @@ PartOrigin origin_of(const ModelConfig& config, const SessionOptions& options) {
 }
 
 }  // namespace
+
+std::string loss_rows_text(const GraphOptions& graphs) {
+  std::vector<std::string> rows;
+  for (const LengthBucket& bucket : graphs.shorter)
+    rows.push_back(std::to_string(bucket.loss_rows));
+  rows.push_back(std::to_string(graphs.loss_rows));
+  return joined(rows, ",");
+}
 
 std::string reference_backend(std::string_view backend) {
   return backend == "cpu" ? "cpu:reference" : "cpu";
@@ -132,7 +145,7 @@ MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& gra
   const int64_t kept = o.train ? layers + 3 : 2;
   memory.activations = kept * rows_M * config.hidden_size * stream_bytes +
                        o.layer.batch * o.layer.seq_len * o.layer.seq_len * compute_bytes;
-  memory.saved = layers * graphs.saved_bytes_per_layer();
+  memory.saved = layers * graphs.longest().saved_bytes_per_layer();
   // One chunk's logits and their exponentials are live inside a head part.
   memory.head = 3 * o.loss_rows * (graphs.chunks.empty() ? 0 : graphs.chunks[0]) * 4;
   memory.optimizer = o.train ? layers * adapter_elements * 16 : 0;

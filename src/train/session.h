@@ -30,6 +30,9 @@ struct SessionOptions {
   std::optional<bool> prepack;  // unset: as the backend does by default
 };
 
+// R of every bucket, the shortest bucket's first: "32,128".
+std::string loss_rows_text(const GraphOptions& graphs);
+
 // The backend that a run on `backend` is compared with.
 std::string reference_backend(std::string_view backend);
 // The same graphs, uncut and unplaced, on a CPU backend.

@@ -89,7 +89,8 @@ def train_from_cache(run, tmp_path, job, *more):
 
 @pytest.mark.parametrize("more", [
     (), ("--seq-len", 64, "--packing", "wrap"), ("--seq-len", 64, "--packing", "none", "--batch", 3),
-    ("--train-on", "all", "--seed", 5), ("--weight-dtype", "bf16"), ("--recompute", "layer")])
+    ("--train-on", "all", "--seed", 5), ("--weight-dtype", "bf16"), ("--recompute", "layer"),
+    ("--seq-len", "24,48,64", "--packing", "none")])
 def test_compile_builds_what_train_needs(run, tmp_path, job, more):
     built = run("compile", *job, *more)
     assert "all rows" not in built.stderr
@@ -105,6 +106,14 @@ def test_compile_builds_the_evaluation_of_held_out_rows(run, tmp_path, job):
     assert "layer_eval" in missing.stderr
     run("compile", *job, "--eval-data", held_out)
     train_from_cache(run, tmp_path, job, "--eval-data", held_out)
+
+
+def test_a_file_may_hold_lists(run, tmp_path, job):
+    config = tmp_path / "run.yaml"
+    config.write_text("seq-len: [32, 64]\ntargets: [q, v]\npacking: none\n")
+    run("compile", *job, "--config", config)
+    train_from_cache(run, tmp_path, job, "--seq-len", "64,32", "--targets", "q,v",
+                     "--packing", "none")
 
 
 def test_compile_takes_the_file_of_a_run(run, tmp_path, job):

@@ -72,6 +72,9 @@ class Case:
         return ["train", "--model", model, "--data", self.data, "--out", self.out, "--backend",
                 backend, "--seq-len", 32, "--steps", 1, *more]
 
+    def show(self, *more):
+        return ["data", self.data, "--model", TINY, *more]
+
 
 def rename(old, new):
     def change(tensors):
@@ -191,6 +194,10 @@ FAULTS = {
     "option-not-whole": (2, "--rank", lambda c: c.train("--rank", "1.5")),
     "option-zero-rank": (2, "--rank", lambda c: c.train("--rank", 0)),
     "option-zero-batch": (2, "--batch", lambda c: c.train("--batch", 0)),
+    "option-seq-len": (2, "'x'", lambda c: c.show("--seq-len", "128,x")),
+    "option-seq-len-range": (2, "2 to", lambda c: c.show("--seq-len", "128,1")),
+    "option-seq-len-empty": (2, "--seq-len", lambda c: c.show("--seq-len", ",")),
+    "option-seq-lens": (2, "--seq-len", lambda c: ["check", "--model", TINY, "--seq-len", "16,32"]),
     "option-target": (2, "x", lambda c: c.train("--targets", "q,x")),
     "option-backend": (2, "toaster", lambda c: c.train(backend="toaster")),
     "option-schedule": (2, "zigzag", lambda c: c.train("--schedule", "zigzag")),

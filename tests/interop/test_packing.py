@@ -3,7 +3,7 @@ import make_golden
 import numpy as np
 import pytest
 import torch
-from conftest import step_records, write_jsonl
+from conftest import read_jsonl, step_records, write_jsonl
 
 SEQ_LEN = 32
 
@@ -36,13 +36,14 @@ def judge(tiny, pieces):
     return loss.item(), squares**0.5, tokens
 
 
-def one_step_of_an_epoch(run, tiny, rows, tmp_path, packing, sequences):
+def one_step_of_an_epoch(run, tiny, rows, tmp_path, packing, sequences, *more,
+                         seq_len=SEQ_LEN):
     """All rows in one optimizer step whose rate is zero."""
     data = write_jsonl(tmp_path / "rows.jsonl", rows)
     log = tmp_path / f"{packing}.jsonl"
     run("train", "--model", tiny, "--data", data, "--out", tmp_path / packing, "--backend", "cpu",
-        "--seq-len", SEQ_LEN, "--packing", packing, "--accum", sequences, "--steps", 1,
-        "--lr", 0, "--init-adapter", tiny / "adapter", "--log-file", log)
+        "--seq-len", seq_len, "--packing", packing, "--accum", sequences, "--steps", 1,
+        "--lr", 0, "--init-adapter", tiny / "adapter", "--log-file", log, *more)
     (step,) = step_records(log)
     return step
 
@@ -60,6 +61,23 @@ def test_documents_do_not_see_each_other(run, tiny, tmp_path, packing, sequences
     assert step["trained_tokens"] == tokens
     assert step["loss"] == pytest.approx(loss, rel=1e-5)
     assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("packing, batch, micro_batches", [
+    ("none", 1, 7), ("none", 2, 4), ("best-fit", 1, 4)])
+def test_lengths_of_sequences_change_no_gradient(run, tiny, tmp_path, packing, batch, micro_batches):
+    # Best fit fills 32, 21 + 11, 17 + 9 + 4 and a last one with 3 tokens.
+    rows = documents(vocabulary(tiny), [4, 21, 17, 32, 11, 9, 3])
+    step = one_step_of_an_epoch(run, tiny, rows, tmp_path, packing, micro_batches,
+                                "--batch", batch, seq_len="8,16,32")
+    loss, norm, tokens = judge(tiny, rows)
+    assert step["trained_tokens"] == tokens
+    assert step["loss"] == pytest.approx(loss, rel=1e-5)
+    assert step["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    (start,) = [r for r in read_jsonl(tmp_path / f"{packing}.jsonl") if r.get("event") == "start"]
+    used = {b["seq_len"]: b["sequences"] for b in start["buckets"]}
+    assert used == {("none", 1): {32: 3, 16: 2, 8: 2}, ("none", 2): {32: 4, 16: 2, 8: 1},
+                    ("best-fit", 1): {32: 3, 16: 0, 8: 1}}[packing, batch]
 
 
 def test_wrap_cuts_a_running_stream(run, tiny, tmp_path):

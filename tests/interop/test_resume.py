@@ -20,7 +20,7 @@ def command(npu_lora, tiny, tmp_path):
     def arguments(out, *more):
         return [str(a) for a in
                 (npu_lora, "train", "--model", tiny, "--data", rows, "--out", out, "--backend",
-                 "cpu", "--seq-len", 32, "--steps", STEPS, "--schedule", "cosine", "--warmup", 5,
+                 "cpu", *([] if "--seq-len" in more else ["--seq-len", 32]), "--steps", STEPS, "--schedule", "cosine", "--warmup", 5,
                  "--accum", 2, "--cache-dir", tmp_path / "cache", *more)]
     return arguments
 
@@ -33,11 +33,15 @@ def wait_for_steps(log, count, process):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_stopped_run_continues_bit_for_bit(command, tmp_path, number, code):
-    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True, timeout=300)
+BUCKETS = ["--seq-len", "20,24,32", "--packing", "none"]
+
+
+@pytest.mark.parametrize("number, code, more", [
+    (signal.SIGTERM, 143, []), (signal.SIGINT, 130, []), (signal.SIGTERM, 143, BUCKETS)])
+def test_stopped_run_continues_bit_for_bit(command, tmp_path, number, code, more):
+    subprocess.run(command(tmp_path / "whole", *more), check=True, capture_output=True, timeout=300)
     out = tmp_path / "stopped"
-    process = subprocess.Popen(command(out), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(out, *more), stderr=subprocess.PIPE, text=True)
     wait_for_steps(out / "train_log.jsonl", 5, process)
     process.send_signal(number)
     errors = process.communicate(timeout=120)[1]
@@ -45,7 +49,8 @@ def test_stopped_run_continues_bit_for_bit(command, tmp_path, number, code):
     assert list((out / "checkpoints").iterdir()), "no checkpoint"
     assert not (out / "adapter_config.json").exists()
 
-    subprocess.run(command(out, "--resume", "auto"), check=True, capture_output=True, timeout=300)
+    subprocess.run(command(out, *more, "--resume", "auto"), check=True, capture_output=True,
+                   timeout=300)
     whole = (tmp_path / "whole/adapter_model.safetensors").read_bytes()
     assert (out / "adapter_model.safetensors").read_bytes() == whole
     losses = {s["step"]: s["loss"] for s in step_records(out / "train_log.jsonl")}
