@@ -25,6 +25,7 @@ struct GoldenRun {
   bool eval = true;
   DType weight_dtype = DType::kF32;
   Numerics numerics = Numerics::kHf;
+  bool prepack = false;
 };
 
 struct Golden {
