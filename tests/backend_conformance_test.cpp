@@ -121,8 +121,17 @@ struct Call {
   std::string_view backend;
 };
 
+// Which inputs of a call are frozen.
+enum class Frozen { kNone, kOdd, kEven, kAll };
+
+bool is_frozen(Frozen frozen, size_t input) {
+  return frozen == Frozen::kAll ||
+         (frozen != Frozen::kNone && (input % 2 == 1) == (frozen == Frozen::kOdd));
+}
+
 // One call in new buffers, against the meaning of the graph; `results` gets the outputs.
-void run_and_compare(const Call& call, uint64_t seed, std::vector<Tensor>& results) {
+void run_and_compare(const Call& call, uint64_t seed, std::vector<Tensor>& results,
+                     Frozen frozen = Frozen::kNone) {
   const Graph& graph = call.test_case.graph;
   const Inputs inputs = random_inputs(call.test_case, seed);
   const std::vector<Tensor> references = interpret(graph, inputs);
@@ -130,6 +139,7 @@ void run_and_compare(const Call& call, uint64_t seed, std::vector<Tensor>& resul
   std::vector<std::shared_ptr<Buffer>> in, out;
   for (const NodeId id : graph.inputs()) {
     in.push_back(guarded_buffer(call.device, inputs.at(graph.node(id).name)));
+    if (is_frozen(frozen, in.size() - 1)) in.back()->freeze();
   }
   for (const Tensor& reference : references) {
     Tensor other(reference.dtype(), reference.shape());
@@ -180,12 +190,19 @@ std::optional<std::string> first_refusal(Backend& backend, const Graph& graph) {
 struct OpenBackend {
   std::string name;
   std::unique_ptr<Backend> backend;
-  std::unique_ptr<Device> device;
+  std::unique_ptr<Device> device, prepacking;
 };
 
 Device& device_of(OpenBackend& open) {
   if (open.device == nullptr) open.device = open.backend->open({.threads = 2}).take();
   return *open.device;
+}
+// The same, but it may keep frozen buffers in other forms.
+Device& prepacking_device_of(OpenBackend& open) {
+  if (open.prepacking == nullptr) {
+    open.prepacking = open.backend->open({.threads = 2, .prepack = true}).take();
+  }
+  return *open.prepacking;
 }
 
 class Conformance : public testing::Test {
@@ -216,6 +233,38 @@ class Conformance : public testing::Test {
     run_and_compare(call, 1, first);
     for (const uint64_t seed : {2, 3, 1}) {
       if (!HasFatalFailure()) run_and_compare(call, seed, results);
+    }
+    if (!traits.deterministic || HasFatalFailure()) return;
+    for (size_t i = 0; i < first.size(); ++i) {
+      EXPECT_EQ(std::memcmp(first[i].data(), results[i].data(), first[i].bytes()), 0)
+          << "output " << i << " differs between two calls with equal inputs";
+    }
+  }
+
+ private:
+  std::shared_ptr<OpenBackend> open_;
+  std::shared_ptr<const BackendCase> case_;
+};
+
+// Frozen inputs change nothing that the bounds allow to be seen, nor a bit between two calls.
+class Prepacked : public testing::Test {
+ public:
+  Prepacked(std::shared_ptr<OpenBackend> open, std::shared_ptr<const BackendCase> test_case)
+      : open_(std::move(open)), case_(std::move(test_case)) {}
+
+  void TestBody() override {
+    Device& device = prepacking_device_of(*open_);
+    Backend& backend = *open_->backend;
+    const Traits& traits = backend.traits();
+    const Graph legal = run_passes(case_->graph, legalise_passes(traits.legalise, traits.name));
+    if (first_refusal(backend, legal)) return;  // Conformance judges whether rightly
+    const Blob blob = backend.compile(legal, {.threads = 2, .vendor = {}}).take();
+    const auto executable = device.load(blob, legal).take();
+    const Call call{device, *executable, *case_, open_->name};
+    std::vector<Tensor> first, results;
+    run_and_compare(call, 1, first, Frozen::kOdd);
+    for (const Frozen frozen : {Frozen::kEven, Frozen::kAll, Frozen::kNone, Frozen::kOdd}) {
+      if (!HasFatalFailure()) run_and_compare(call, 1, results, frozen);
     }
     if (!traits.deterministic || HasFatalFailure()) return;
     for (size_t i = 0; i < first.size(); ++i) {
@@ -302,6 +351,12 @@ std::vector<std::shared_ptr<OpenBackend>> register_cases() {
           ("Conformance_" + test_name(open->name)).c_str(), test_case->name.c_str(), nullptr,
           nullptr, __FILE__, __LINE__,
           [open, test_case]() -> Conformance* { return new Conformance(open, test_case); });
+      if (open->backend->traits().prepack == Prepack::kNever) continue;
+      if (test_case->graph.num_contractions() == 0) continue;  // devices keep forms for products
+      testing::RegisterTest(
+          ("Prepacked_" + test_name(open->name)).c_str(), test_case->name.c_str(), nullptr, nullptr,
+          __FILE__, __LINE__,
+          [open, test_case]() -> Prepacked* { return new Prepacked(open, test_case); });
     }
   }
   return opened;
@@ -333,6 +388,7 @@ int main(int argc, char** argv) {
   const auto opened = npu::register_cases();
   const int failed = RUN_ALL_TESTS();
   for (const auto& open : opened) {
+    open->prepacking.reset();
     open->device.reset();
     open->backend.reset();
   }

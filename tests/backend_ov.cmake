@@ -27,10 +27,13 @@ npu_fake_openvino(_reads_bf16 FAKE_PRECISION="bf16")
 npu_fake_openvino(_rounds FAKE_ROUNDS)
 npu_fake_openvino(_renumbered FAKE_F32_NUMBER=5)
 npu_fake_openvino(_refusing FAKE_REFUSES)
+npu_fake_openvino(_rounds_constants FAKE_ROUNDS_CONSTANTS)
+npu_fake_openvino(_refusing_constants FAKE_REFUSES_CONSTANTS)
 npu_test(openvino_test SOURCES openvino_test.cpp LINK npu_backend)
 target_compile_definitions(openvino_test PRIVATE NPU_FAKE_DIR="${CMAKE_CURRENT_BINARY_DIR}")
 add_dependencies(openvino_test fake_openvino fake_openvino_lacking fake_openvino_reads_bf16
-                 fake_openvino_rounds fake_openvino_renumbered fake_openvino_refusing)
+                 fake_openvino_rounds fake_openvino_renumbered fake_openvino_refusing
+                 fake_openvino_rounds_constants fake_openvino_refusing_constants)
 
 # The same for ONNX Runtime's library.
 function(npu_fake_onnxruntime suffix)
@@ -42,9 +45,13 @@ npu_fake_onnxruntime(_old FAKE_OLD)
 npu_fake_onnxruntime(_rounds FAKE_ROUNDS)
 npu_fake_onnxruntime(_renumbered FAKE_F32_NUMBER=11)
 npu_fake_onnxruntime(_refusing FAKE_REFUSES)
+npu_fake_onnxruntime(_rounds_constants FAKE_ROUNDS_CONSTANTS)
+npu_fake_onnxruntime(_refusing_constants FAKE_REFUSES_CONSTANTS)
 npu_fake_onnxruntime(_failing FAKE_FAILS_TO_RUN)
 npu_test(ort_test SOURCES ort_test.cpp LINK npu_backend)
 target_compile_definitions(ort_test PRIVATE NPU_FAKE_DIR="${CMAKE_CURRENT_BINARY_DIR}")
 add_dependencies(ort_test fake_openvino fake_onnxruntime fake_onnxruntime_old
                  fake_onnxruntime_rounds fake_onnxruntime_renumbered fake_onnxruntime_refusing
-                 fake_onnxruntime_failing)
+                 fake_onnxruntime_failing fake_onnxruntime_rounds_constants
+                 fake_onnxruntime_refusing_constants)
+npu_test(frozen_inputs_test SOURCES frozen_inputs_test.cpp LINK npu_backend)

@@ -45,6 +45,7 @@ std::unique_ptr<ModelRunner> Golden::runner(const GoldenRun& run) const {
   SessionOptions session;
   session.backend = run.backend;
   session.threads = 2;
+  session.prepack = run.prepack;
   session.max_contractions = run.max_contractions;
   session.activation_dtype = run.activation_dtype;
   session.compile.cache_dir = cache.path();

@@ -26,6 +26,7 @@ struct GoldenRun {
   DType weight_dtype = DType::kF32;
   Numerics numerics = Numerics::kHf;
   std::vector<LengthBucket> shorter = {};
+  bool prepack = false;
 };
 
 struct Golden {

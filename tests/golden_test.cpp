@@ -15,6 +15,7 @@ namespace {
 struct Case {
   std::string folder, backend;
   Recompute recompute;
+  bool prepack = false;
 };
 
 std::vector<Case> cases() {
@@ -23,6 +24,9 @@ std::vector<Case> cases() {
     for (const std::string& backend : backends_under_test()) {
       out.push_back({folder, backend, Recompute::kNone});
       out.push_back({folder, backend, Recompute::kLayer});
+      if (make_backend(backend).take()->traits().prepack == Prepack::kNever) continue;
+      out.push_back({folder, backend, Recompute::kNone, true});
+      out.push_back({folder, backend, Recompute::kLayer, true});
     }
   }
   return out;
@@ -30,7 +34,8 @@ std::vector<Case> cases() {
 
 std::string case_name(const testing::TestParamInfo<Case>& info) {
   std::string name = info.param.folder + "_" + info.param.backend +
-                     (info.param.recompute == Recompute::kNone ? "_keep" : "_recompute");
+                     (info.param.recompute == Recompute::kNone ? "_keep" : "_recompute") +
+                     (info.param.prepack ? "_prepack" : "");
   for (char& c : name) c = std::isalnum(static_cast<unsigned char>(c)) != 0 ? c : '_';
   return name;
 }
@@ -40,6 +45,7 @@ class GoldenTest : public testing::TestWithParam<Case> {
   GoldenTest() : golden(GetParam().folder) {
     run.backend = GetParam().backend;
     run.recompute = GetParam().recompute;
+    run.prepack = GetParam().prepack;
   }
   Golden golden;
   GoldenRun run;

@@ -119,6 +119,18 @@ TEST(OpenVino, BuffersThatAreTooSmallAreErrors) {
   expect_small_buffers_are_errors(*backend_of("fake_openvino"), "input 1", "output 0");
 }
 
+TEST(OpenVino, FrozenWeightsAreConstants) {
+  expect_constants_of_frozen_weights(*backend_of("fake_openvino"));
+}
+
+TEST(OpenVino, RoundingOfConstantsIsFound) {
+  expect_rounding_of_constants_is_found(*backend_of("fake_openvino_rounds_constants"));
+}
+
+TEST(OpenVino, RefusalOfConstantsEndsTheCall) {
+  expect_refusal_of_constants_ends_the_call(*backend_of("fake_openvino_refusing_constants"));
+}
+
 TEST(OpenVino, SixteenBitArithmeticIsRefusedWithItsReason) {
   const auto backend = backend_of("fake_openvino");
   Builder b("mixed");

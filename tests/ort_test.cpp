@@ -94,6 +94,16 @@ TEST(Ort, BuffersThatAreTooSmallAreErrors) {
   expect_small_buffers_are_errors(*backend_of(""), "w", "y");
 }
 
+TEST(Ort, FrozenWeightsAreConstants) { expect_constants_of_frozen_weights(*backend_of("")); }
+
+TEST(Ort, RoundingOfConstantsIsFound) {
+  expect_rounding_of_constants_is_found(*backend_of("_rounds_constants"));
+}
+
+TEST(Ort, RefusalOfConstantsEndsTheCall) {
+  expect_refusal_of_constants_ends_the_call(*backend_of("_refusing_constants"));
+}
+
 TEST(Ort, SixteenBitArithmeticIsRefusedWithItsReason) {
   const auto backend = backend_of("");
   Builder b("mixed");

@@ -4,9 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "backend/backend.h"
 #include "ops/ops.h"
@@ -65,6 +68,79 @@ inline void expect_small_buffers_are_errors(Backend& backend, const std::string&
   EXPECT_TRUE(
       contains(error_text(device->submit(*part, inputs, small_outputs)), y + " needs 2048 bytes"));
   EXPECT_TRUE(device->submit(*part, inputs, outputs).ok());
+}
+
+// What product_graph() gives on a device, and who its operands are.
+struct ProductCall {
+  std::unique_ptr<Device> device;
+  Graph graph = product_graph();
+  std::unique_ptr<Executable> part;
+  std::shared_ptr<Buffer> x, w, y;
+
+  explicit ProductCall(Backend& backend, bool prepack)
+      : device(backend.open({.threads = 1, .prepack = prepack}).take()) {
+    part = device->load(backend.compile(graph, {}).take(), graph).take();
+    x = device->adopt(Tensor::from_f32({16, 64}, std::vector<float>(16 * 64, 1.0f))).take();
+    y = device->allocate(16 * 32 * 4).take();
+    w = weight(1);
+  }
+  std::shared_ptr<Buffer> weight(float value) const {
+    const std::vector<float> values(32 * 64, value);
+    std::shared_ptr<Buffer> buffer = device->allocate(values.size() * 4).take();
+    device->upload(*buffer, std::as_bytes(std::span(values)));
+    return buffer;
+  }
+  Result<float> run(const std::shared_ptr<Buffer>& weights) {
+    Buffer* const inputs[] = {x.get(), weights.get()};
+    Buffer* const outputs[] = {y.get()};
+    const auto ticket = device->submit(*part, inputs, outputs);
+    if (!ticket) return ticket.error();
+    if (auto failure = device->wait(ticket.value())) return *failure;
+    return *reinterpret_cast<const float*>(y->host_pointer());
+  }
+};
+
+// Code with constants is made for frozen weights and for no others, once for each, and never
+// outlives its meaning. The memory of w is changed behind the device's back to see who reads it.
+inline void expect_constants_of_frozen_weights(Backend& backend) {
+  ProductCall call(backend, true);
+  const auto set = [](Buffer& buffer, float value) {
+    std::fill_n(reinterpret_cast<float*>(buffer.host_pointer()), 32 * 64, value);
+  };
+  EXPECT_EQ(call.run(call.w).take(), 64);
+  set(*call.w, 2);
+  EXPECT_EQ(call.run(call.w).take(), 128) << "not frozen yet";
+  call.w->freeze();
+  EXPECT_EQ(call.run(call.w).take(), 128);
+  auto other = call.weight(3);
+  EXPECT_EQ(call.run(other).take(), 192) << "others are inputs as before";
+  other->freeze();
+  EXPECT_EQ(call.run(other).take(), 192);
+  EXPECT_EQ(call.run(call.w).take(), 128) << "each has code of its own";
+  // A new buffer may lie where a freed one lay.
+  for (int i = 0; i < 20; ++i) {
+    const auto value = static_cast<float>(i);
+    other = nullptr;
+    other = call.weight(value);
+    other->freeze();
+    EXPECT_EQ(call.run(other).take(), 64 * value);
+  }
+}
+
+inline void expect_rounding_of_constants_is_found(Backend& backend) {
+  EXPECT_TRUE(backend.open({.threads = 1}).ok());
+  const std::string text = error_text(backend.open({.threads = 1, .prepack = true}));
+  EXPECT_TRUE(contains(text, "must multiply in f32 by constants too")) << text;
+}
+
+// A run that asked for constants stops; one that did not is not concerned.
+inline void expect_refusal_of_constants_ends_the_call(Backend& backend) {
+  ProductCall plain(backend, false);
+  plain.w->freeze();
+  EXPECT_EQ(plain.run(plain.w).take(), 64);
+  const std::string text = error_text(backend.open({.threads = 1, .prepack = true}));
+  EXPECT_TRUE(contains(text, "with frozen weights as constants")) << text;
+  EXPECT_TRUE(contains(text, "leave out --prepack on")) << text;
 }
 
 }  // namespace npu

@@ -18,17 +18,28 @@ std::shared_ptr<Buffer::Forms> identity_of(Buffer& buffer) {
 
 }  // namespace
 
-std::vector<bool> product_operands(const Graph& part) {
-  std::vector<bool> read(part.nodes().size(), false);
+std::vector<bool> product_weights(const Graph& part) {
+  enum class Use { kNone, kWeight, kOther };
+  std::vector<Use> uses(part.nodes().size(), Use::kNone);
+  const auto note = [&](NodeId id, Use use) {
+    Use& known = uses[static_cast<size_t>(id)];
+    known = known == Use::kNone || known == use ? use : Use::kOther;
+  };
+  for (const GraphOutput& output : part.outputs()) note(output.node, Use::kOther);
   for (size_t id = part.nodes().size(); id-- > 0;) {
     const Node& node = part.nodes()[id];
     if (node.is_input()) continue;
-    const bool passes_on = read[id] && std::string_view(node.op->name) == "convert";
-    if (!node.op->traits.contraction && !passes_on) continue;
-    for (const NodeId in : node.inputs) read[static_cast<size_t>(in)] = true;
+    const bool product = node.op->traits.contraction && node.type.shape.size() == 2;
+    const bool conversion = std::string_view(node.op->name) == "convert";
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const Use use = conversion ? uses[id] : product && i == 1 ? Use::kWeight : Use::kOther;
+      if (use != Use::kNone) note(node.inputs[i], use);
+    }
   }
   std::vector<bool> inputs;
-  for (const NodeId id : part.inputs()) inputs.push_back(read[static_cast<size_t>(id)]);
+  for (const NodeId id : part.inputs()) {
+    inputs.push_back(uses[static_cast<size_t>(id)] == Use::kWeight);
+  }
   return inputs;
 }
 
@@ -38,17 +49,16 @@ Error without_constants(Error error) {
   return error;
 }
 
-FrozenInputs::FrozenInputs(const Graph& part, std::span<Buffer* const> inputs)
+FrozenInputs::FrozenInputs(const Graph& part, const std::vector<bool>& weights,
+                           std::span<Buffer* const> inputs)
     : part_(part), inputs_(inputs) {
-  if (std::none_of(inputs.begin(), inputs.end(), [](Buffer* b) { return b->frozen(); })) return;
-  const std::vector<bool> of_product = product_operands(part);
   identities_.resize(inputs.size());
-  bool worth_it = false;
+  bool any = false;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (inputs[i]->frozen()) identities_[i] = identity_of(*inputs[i]);
-    worth_it |= identities_[i] != nullptr && of_product[i];
+    if (inputs[i]->frozen() && weights[i]) identities_[i] = identity_of(*inputs[i]);
+    any |= identities_[i] != nullptr;
   }
-  if (!worth_it) identities_.clear();
+  if (!any) identities_.clear();
 }
 
 ConstantInputs FrozenInputs::values() const {

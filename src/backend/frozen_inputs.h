@@ -13,17 +13,23 @@
 
 namespace npu {
 
+// Which inputs of the part are right operands of products of matrices, as they are or after
+// conversion, and nothing else: what a weight of a linear layer is in every graph. Only these
+// become constants: others would win nothing, and the fewer graphs are new to a compiler, the
+// better.
+std::vector<bool> product_weights(const Graph& part);
+
 // The frozen inputs of one call: who they are while they live, and what they hold.
 class FrozenInputs {
  public:
-  // Nothing is taken as constant when no product reads a frozen input: little would be won. Both
-  // must outlive this.
-  FrozenInputs(const Graph& part, std::span<Buffer* const> inputs);
+  // `weights` says by position which inputs may become constants. All arguments must outlive this.
+  FrozenInputs(const Graph& part, const std::vector<bool>& weights,
+               std::span<Buffer* const> inputs);
 
   bool empty() const { return identities_.empty(); }
   // The buffers' memory, in place.
   ConstantInputs values() const;
-  // One for each input of the part, null where it isn't frozen.
+  // One for each input of the part, null where it isn't a frozen weight.
   const std::vector<std::shared_ptr<Buffer::Forms>>& identities() const { return identities_; }
 
  private:
@@ -31,9 +37,6 @@ class FrozenInputs {
   std::span<Buffer* const> inputs_;
   std::vector<std::shared_ptr<Buffer::Forms>> identities_;
 };
-
-// Which inputs of the part are operands of products, as they are or after conversion.
-std::vector<bool> product_operands(const Graph& part);
 
 // What a call answers when its code with constants can't be made: who asked for constants does not
 // get a run without them.

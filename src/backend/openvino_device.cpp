@@ -27,6 +27,32 @@ struct Port {
   OvHandle<OvTensor> tensor = {nullptr, [](OvTensor*) {}};
 };
 
+// The weights of products, but for square ones that the part reads both as they lie and transposed:
+// the runtime packs such a constant once, for one of the two (seen in 2026.4.1).
+std::vector<bool> constant_weights(const Graph& part) {
+  std::vector<bool> weights = product_weights(part);
+  std::vector<bool> plain(part.nodes().size(), false), transposed = plain;
+  for (size_t id = part.nodes().size(); id-- > 0;) {
+    const Node& node = part.nodes()[id];
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const size_t operand = static_cast<size_t>(node.inputs[i]);
+      if (!node.op->traits.contraction) {  // a conversion, where it matters
+        plain[operand] = plain[operand] || plain[id];
+        transposed[operand] = transposed[operand] || transposed[id];
+      } else if (i == 1) {
+        std::vector<bool>& uses = node.attrs.integer("transpose_rhs", 0) != 0 ? transposed : plain;
+        uses[operand] = true;
+      }
+    }
+  }
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const size_t id = static_cast<size_t>(part.inputs()[i]);
+    const Shape& shape = part.nodes()[id].type.shape;
+    if (plain[id] && transposed[id] && shape[0] == shape[1]) weights[i] = false;
+  }
+  return weights;
+}
+
 // A compiled part, with all inputs bound or some of them constant.
 struct OpenVinoCode {
   std::unique_ptr<std::string> constants;  // read by the compiled part where they lie
@@ -38,9 +64,10 @@ struct OpenVinoCode {
 class OpenVinoExecutable : public Executable {
  public:
   OpenVinoExecutable(Graph graph, std::unique_ptr<OpenVinoCode> loaded)
-      : part(std::move(graph)), code(std::move(loaded)) {}
+      : part(std::move(graph)), weights(constant_weights(part)), code(std::move(loaded)) {}
 
   const Graph part;
+  const std::vector<bool> weights;  // by input, those that may become constants
   std::unique_ptr<OpenVinoCode> code;
   FrozenCode<OpenVinoCode> with_constants;
 };
@@ -177,7 +204,7 @@ Result<std::unique_ptr<OpenVinoCode>> OpenVinoDeviceRunner::compile_with(
 Result<OpenVinoCode*> OpenVinoDeviceRunner::code_for(OpenVinoExecutable& executable,
                                                      std::span<Buffer* const> inputs) const {
   if (!prepack_) return executable.code.get();
-  const FrozenInputs frozen(executable.part, inputs);
+  const FrozenInputs frozen(executable.part, executable.weights, inputs);
   if (frozen.empty()) return executable.code.get();
   if (OpenVinoCode* known = executable.with_constants.find(frozen)) return known;
   Result<std::unique_ptr<OpenVinoCode>> made = compile_with(executable.part, frozen.values());

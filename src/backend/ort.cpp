@@ -42,9 +42,10 @@ struct OrtCode {
 class OrtExecutable : public Executable {
  public:
   OrtExecutable(Graph graph, std::unique_ptr<OrtCode> loaded)
-      : part(std::move(graph)), code(std::move(loaded)) {}
+      : part(std::move(graph)), weights(product_weights(part)), code(std::move(loaded)) {}
 
   const Graph part;
+  const std::vector<bool> weights;  // by input, those that may become constants
   std::unique_ptr<OrtCode> code;
   FrozenCode<OrtCode> with_constants;
 };
@@ -147,7 +148,7 @@ std::optional<Error> OrtDevice::add_ports(OrtCode& code, const Graph& part,
 Result<OrtCode*> OrtDevice::code_for(OrtExecutable& executable,
                                      std::span<Buffer* const> inputs) const {
   if (!prepack_) return executable.code.get();
-  const FrozenInputs frozen(executable.part, inputs);
+  const FrozenInputs frozen(executable.part, executable.weights, inputs);
   if (frozen.empty()) return executable.code.get();
   if (OrtCode* known = executable.with_constants.find(frozen)) return known;
   const ConstantInputs constants = frozen.values();

@@ -5,6 +5,8 @@
 //   FAKE_F32_NUMBER     number of the element type f32, 1 by default
 //   FAKE_REFUSES        fails to read any graph, with a message
 //   FAKE_FAILS_TO_RUN   fails every call, with a message
+//   FAKE_ROUNDS_CONSTANTS   multiplies in bf16 where w was handed over as a constant
+//   FAKE_REFUSES_CONSTANTS  fails to read any graph with constants, with a message
 #include <bit>
 #include <cstdint>
 #include <cstdlib>
@@ -29,6 +31,10 @@ using Status = std::string;
 struct Binding {
   float *x = nullptr, *w = nullptr, *y = nullptr;
 };
+struct Options {
+  const float* w = nullptr;  // handed over as a constant
+};
+using Session = Options;
 struct Info {
   char side;  // 'x', 'w' or 'y'
 };
@@ -37,12 +43,20 @@ int object;  // stands for whatever has no state
 Status* ok() { return nullptr; }
 Status* say(const char* text) { return new Status(text); }
 
-[[maybe_unused]] float rounded(float value) {
 #ifdef FAKE_ROUNDS
-  return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x8000u) & 0xffff0000u);
+constexpr bool kRounds = true;
 #else
-  return value;
+constexpr bool kRounds = false;
 #endif
+#ifdef FAKE_ROUNDS_CONSTANTS
+constexpr bool kRoundsConstants = true;
+#else
+constexpr bool kRoundsConstants = false;
+#endif
+
+[[maybe_unused]] float rounded(float value, bool rounds) {
+  if (!rounds) return value;
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x8000u) & 0xffff0000u);
 }
 
 template <class... Args>
@@ -54,7 +68,16 @@ Status* make_object(Args... args) {
 }
 
 Status* create_env(int, const char*, void** out) { return make_object(out); }
-Status* create_options(void** out) { return make_object(out); }
+Status* create_options(Options** out) {
+  *out = new Options;
+  return ok();
+}
+Status* add_initializers(Options* options, const char* const* names, const void* const* values,
+                         size_t count) {
+  if (count != 1 || *names[0] != 'w') return say("only w can be a constant");
+  options->w = static_cast<const float*>(values[0]);
+  return ok();
+}
 Status* create_memory(int, int, void** out) { return make_object(out); }
 Status* default_allocator(void** out) { return make_object(out); }
 Status* set_number(void*, int) { return ok(); }
@@ -66,12 +89,16 @@ Status* append_provider(void*, const char* name, const char* const*, const char*
   text = std::string("provider ") + name + " is not in this build";
   return say(text.c_str());
 }
-Status* create_session(const void*, const void*, size_t, const void*, void** out) {
+Status* create_session(const void*, const void*, size_t, const Options* options, Session** out) {
 #ifdef FAKE_REFUSES
-  (void)out;
+  (void)options, (void)out;
   return say("the fake\nsays no");
 #else
-  return make_object(out);
+#ifdef FAKE_REFUSES_CONSTANTS
+  if (options->w != nullptr) return say("too many constants");
+#endif
+  *out = new Session(*options);
+  return ok();
 #endif
 }
 Status* output_count(const void*, size_t* count) {
@@ -136,16 +163,19 @@ Status* bind(Binding* binding, const char* name, const void* data) {
   (*name == 'x' ? binding->x : *name == 'w' ? binding->w : binding->y) = values;
   return ok();
 }
-Status* run(void*, const void*, const Binding* b) {
+Status* run(const Session* session, const void*, const Binding* b) {
 #ifdef FAKE_FAILS_TO_RUN
-  (void)b;
+  (void)session, (void)b;
   return say("the device is gone");
 #else
+  const bool constant = session->w != nullptr;
+  const float* w = constant ? session->w : b->w;
+  const bool rounds = kRounds || (constant && kRoundsConstants);
   for (int64_t m = 0; m < kRows; ++m) {
     for (int64_t n = 0; n < kColumns; ++n) {
       float sum = 0;
       for (int64_t k = 0; k < kInner; ++k) {
-        sum += rounded(b->x[m * kInner + k]) * rounded(b->w[n * kInner + k]);
+        sum += rounded(b->x[m * kInner + k], rounds) * rounded(w[n * kInner + k], rounds);
       }
       b->y[m * kColumns + n] = sum;
     }
@@ -155,6 +185,8 @@ Status* run(void*, const void*, const Binding* b) {
 }
 const char* error_message(const Status* status) { return status->c_str(); }
 void release_nothing(void*) {}
+void release_options(Options* options) { delete options; }
+Status* register_allocator(void*, const void*, const void*) { return ok(); }
 void release_status(Status* status) { delete status; }
 void release_info(Info* info) { delete info; }
 void release_binding(Binding* binding) { delete binding; }
@@ -184,7 +216,8 @@ const void* const* get_api(uint32_t) {
   put(69, create_memory);
   put(76, allocator_free);
   put(78, default_allocator);
-  for (const size_t slot : {92, 94, 95, 96, 100}) put(slot, release_nothing);
+  for (const size_t slot : {92, 94, 96}) put(slot, release_nothing);
+  for (const size_t slot : {95, 100}) put(slot, release_options);
   put(93, release_status);
   put(98, release_info);
   put(125, providers);
@@ -195,6 +228,8 @@ const void* const* get_api(uint32_t) {
   put(135, release_binding);
   put(136, bind);
   put(137, bind);
+  put(144, register_allocator);
+  put(210, add_initializers);
   put(216, append_provider);
   return kOld ? nullptr : table;
 }

@@ -5,6 +5,8 @@
 //   FAKE_F32_NUMBER      number of the element type f32, 4 by default
 //   FAKE_LACKS_SYMBOLS   exports nothing but the version
 //   FAKE_REFUSES         fails to compile, with a message
+//   FAKE_ROUNDS_CONSTANTS   multiplies in bf16 where w is a constant of the graph
+//   FAKE_REFUSES_CONSTANTS  fails to compile graphs where w is a constant
 #include <bit>
 #include <cstdarg>
 #include <cstdint>
@@ -35,19 +37,31 @@ struct Version {
 struct Port {
   char side;  // 'x', 'w' or 'y'
 };
+struct Model {
+  const float* constant_w = nullptr;  // where it is not an input
+};
 struct Request {
   float* x = nullptr;
-  float* w = nullptr;
+  const float* w = nullptr;
   float* y = nullptr;
+  bool rounds = false;
 };
 struct Object {};
 
-[[maybe_unused]] float rounded(float value) {
 #ifdef FAKE_ROUNDS
-  return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x8000u) & 0xffff0000u);
+constexpr bool kRounds = true;
 #else
-  return value;
+constexpr bool kRounds = false;
 #endif
+#ifdef FAKE_ROUNDS_CONSTANTS
+constexpr bool kRoundsConstants = true;
+#else
+constexpr bool kRoundsConstants = false;
+#endif
+
+[[maybe_unused]] float rounded(float value, bool rounds) {
+  if (!rounds) return value;
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x8000u) & 0xffff0000u);
 }
 
 }  // namespace
@@ -89,18 +103,22 @@ int ov_core_get_property(const Object*, const char* device, const char*, char** 
   std::memcpy(*value, "a CPU", 6);
   return 0;
 }
-int ov_core_read_model_from_memory_buffer(const Object*, const char*, size_t, const void*,
-                                          Object** model) {
-  *model = new Object;
+int ov_core_read_model_from_memory_buffer(const Object*, const char* xml, size_t,
+                                          const void* constants, Model** model) {
+  const bool is_input = std::strstr(xml, "name=\"w\" type=\"Parameter\"") != nullptr;
+  *model = new Model{is_input ? nullptr : static_cast<const float*>(constants)};
   return 0;
 }
-void ov_model_free(Object* model) { delete model; }
-int ov_core_compile_model(const Object*, const Object*, const char*, size_t, Object** compiled,
+void ov_model_free(Model* model) { delete model; }
+int ov_core_compile_model(const Object*, const Model* model, const char*, size_t, Model** compiled,
                           ...) {
 #ifdef FAKE_REFUSES
   return -1;
 #endif
-  *compiled = new Object;
+#ifdef FAKE_REFUSES_CONSTANTS
+  if (model->constant_w != nullptr) return -1;
+#endif
+  *compiled = new Model(*model);
   return 0;
 }
 int ov_compiled_model_export_model(const Object*, const char* path) {
@@ -110,12 +128,12 @@ int ov_compiled_model_export_model(const Object*, const char* path) {
   return std::fclose(file);
 }
 int ov_core_import_model(const Object*, const char* bytes, size_t size, const char*,
-                         Object** compiled) {
+                         Model** compiled) {
   if (size != 9 || std::memcmp(bytes, "fake blob", 9) != 0) return -1;
-  *compiled = new Object;
+  *compiled = new Model;
   return 0;
 }
-void ov_compiled_model_free(Object* compiled) { delete compiled; }
+void ov_compiled_model_free(Model* compiled) { delete compiled; }
 int ov_compiled_model_get_property(const Object*, const char*, char** value) {
   *value = static_cast<char*>(std::calloc(1, sizeof FAKE_PRECISION));
   std::memcpy(*value, FAKE_PRECISION, sizeof FAKE_PRECISION);
@@ -149,8 +167,10 @@ int ov_shape_free(Shape* shape) {
   std::free(shape->dims);
   return 0;
 }
-int ov_compiled_model_create_infer_request(const Object*, Request** request) {
+int ov_compiled_model_create_infer_request(const Model* compiled, Request** request) {
   *request = new Request;
+  (*request)->w = compiled->constant_w;
+  (*request)->rounds = kRounds || (compiled->constant_w != nullptr && kRoundsConstants);
   return 0;
 }
 void ov_infer_request_free(Request* request) { delete request; }
@@ -169,7 +189,8 @@ int ov_tensor_get_byte_size(const void*, size_t* size) {
   return 0;
 }
 int ov_infer_request_set_tensor_by_const_port(Request* request, const Port* port, void* tensor) {
-  (port->side == 'x' ? request->x : request->w) = static_cast<float*>(tensor);
+  if (port->side == 'x') request->x = static_cast<float*>(tensor);
+  if (port->side == 'w') request->w = static_cast<float*>(tensor);
   return 0;
 }
 int ov_infer_request_set_output_tensor_by_index(Request* request, size_t, void* tensor) {
@@ -185,7 +206,8 @@ int ov_infer_request_infer(Request* request) {
     for (int64_t n = 0; n < kColumns; ++n) {
       float sum = 0;
       for (int64_t k = 0; k < kInner; ++k) {
-        sum += rounded(request->x[m * kInner + k]) * rounded(request->w[n * kInner + k]);
+        sum += rounded(request->x[m * kInner + k], request->rounds) *
+               rounded(request->w[n * kInner + k], request->rounds);
       }
       request->y[m * kColumns + n] = sum;
     }
