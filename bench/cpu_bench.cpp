@@ -42,6 +42,7 @@ enum class Part { kForward, kBackward, kLoss };
 Graph part_graph(Part part, int64_t seq_len) {
   LayerOptions options;
   options.seq_len = seq_len;
+  options.weight_dtype = DType::kBF16;
   if (part == Part::kLoss) {
     return run_passes(ce_grad(smollm2(), options, seq_len, 8192), default_passes());
   }
@@ -53,7 +54,7 @@ Graph part_graph(Part part, int64_t seq_len) {
   return part == Part::kForward ? split.forward : split.backward;
 }
 
-// A part with its buffers. Weights are whole bf16 values, as those of published checkpoints are.
+// A part with its buffers. Weights lie as bf16, as those of published checkpoints do.
 class Loaded {
  public:
   Loaded(Graph graph, bool amx)
@@ -67,8 +68,9 @@ class Loaded {
     for (const GraphOutput& output : graph_.outputs()) {
       add(graph_.node(output.node).type, "", outputs_);
     }
+    for (const cpu::PackedWeight& weight : runner_.plan().weights) add_packed(weight);
   }
-  void run() { runner_.run(pool_, workspace_, inputs_, outputs_); }
+  void run() { runner_.run(pool_, workspace_, inputs_, outputs_, weights_); }
   const Graph& graph() const { return graph_; }
   int threads() const { return pool_.threads(); }
   cpu::PlanRunner& runner() { return runner_; }
@@ -76,16 +78,22 @@ class Loaded {
  private:
   void add(const TensorType& type, const std::string& name, std::vector<std::byte*>& list) {
     Tensor tensor(type.dtype, type.shape);
+    const RandomStream random(1, name);
+    uint64_t draw = 0;
+    const auto next = [&] { return 0.05f * static_cast<float>(random.normal(draw++)); };
     if (type.dtype == DType::kF32 && !name.empty()) {
-      const RandomStream random(1, name);
-      uint64_t draw = 0;
-      for (float& value : tensor.mutable_values<float>()) {
-        value = 0.05f * static_cast<float>(random.normal(draw++));
-        if (name.ends_with("weight")) value = f32_from_bf16(bf16_from_f32(value));
-      }
+      for (float& value : tensor.mutable_values<float>()) value = next();
+    } else if (type.dtype == DType::kBF16) {
+      for (uint16_t& bits : tensor.mutable_values<uint16_t>()) bits = bf16_from_f32(next());
     }
     list.push_back(tensor.mutable_data());
     tensors_.push_back(std::move(tensor));
+  }
+
+  void add_packed(const cpu::PackedWeight& weight) {
+    packed_.push_back(allocate_aligned(static_cast<size_t>(cpu::packed_bytes(weight))));
+    weights_.push_back(packed_.back().get());
+    cpu::pack_weight(weight, inputs_[weight.input], 0, weight.x, packed_.back().get());
   }
 
   Graph graph_;
@@ -94,6 +102,8 @@ class Loaded {
   cpu::PlanRunner runner_;
   std::vector<Tensor> tensors_;
   std::vector<std::byte*> inputs_, outputs_;
+  std::vector<std::shared_ptr<std::byte>> packed_;
+  std::vector<const std::byte*> weights_;
 };
 
 double step_flops(const cpu::Step& step) {

@@ -279,6 +279,8 @@ TEST(CpuPlan, LayerForwardHasNoCopies) {
   const Plan plan = make_plan(graph, true);
   EXPECT_EQ(count<GemmStep>(plan), graph.num_contractions());
   EXPECT_EQ(count<KernelStep>(plan), 0);
+  // for q, k, v; attention's output; gate and up; down
+  EXPECT_EQ(count<PackStep>(plan), 4) << plan_text(plan);
   // norm; rope of q; rope of k; softmax; residual and norm; swiglu; residual
   EXPECT_EQ(count<LoopStep>(plan), 7) << plan_text(plan);
   for (const Step& step : plan.steps) {

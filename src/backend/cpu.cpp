@@ -6,6 +6,7 @@
 
 #include "backend/cpu_amx.h"
 #include "backend/cpu_matmul.h"
+#include "backend/cpu_packed_weights.h"
 #include "backend/cpu_part.h"
 #include "backend/cpu_run.h"
 #include "backend/host_device.h"
@@ -22,12 +23,16 @@ class CpuExecutable : public Executable {
   const Graph graph;
   cpu::PlanRunner runner;
   std::vector<std::byte*> inputs, outputs;  // kept, so that a call allocates nothing
+  std::vector<const std::byte*> weights;
 };
 
 class CpuDevice : public HostDevice {
  public:
-  explicit CpuDevice(int threads)
-      : HostDevice(alignof(int64_t)), pool_(threads), workspace_(pool_.threads()) {}
+  explicit CpuDevice(const DeviceOptions& options)
+      : HostDevice(alignof(int64_t)),
+        prepack_(options.prepack),
+        pool_(options.threads),
+        workspace_(pool_.threads()) {}
 
   Result<std::unique_ptr<Executable>> load(const Blob& blob, const Graph& part) override {
     Result<Graph> graph = cpu::decode_part(blob, part);
@@ -52,12 +57,19 @@ class CpuDevice : public HostDevice {
     loaded->outputs.clear();
     for (Buffer* buffer : inputs) loaded->inputs.push_back(buffer->host_pointer());
     for (Buffer* buffer : outputs) loaded->outputs.push_back(buffer->host_pointer());
-    loaded->runner.run(pool_, workspace_, loaded->inputs, loaded->outputs);
+    if (prepack_) {
+      const cpu::Plan& plan = loaded->runner.plan();
+      if (auto error = cpu::packed_weights(plan.weights, inputs, pool_, loaded->weights)) {
+        return *error;
+      }
+    }
+    loaded->runner.run(pool_, workspace_, loaded->inputs, loaded->outputs, loaded->weights);
     return ++last_ticket_;
   }
 
  private:
-  std::mutex mutex_;  // one call at a time: the workspace is shared
+  std::mutex mutex_;  // one call at a time: the workspace and packed weights are shared
+  const bool prepack_;
   ThreadPool pool_;
   cpu::Workspace workspace_;
   Ticket last_ticket_ = 0;
@@ -69,6 +81,7 @@ class CpuBackend : public Backend {
     traits_.name = "cpu";
     traits_.host_cpu = true;
     traits_.widens_weights = true;
+    traits_.prepack = cpu::amx_available() ? Prepack::kByDefault : Prepack::kNever;
   }
   const Traits& traits() const override { return traits_; }
   Result<std::string> compiler_version() override {
@@ -82,7 +95,7 @@ class CpuBackend : public Backend {
   bool compiles_in_process() const override { return true; }
   Result<std::unique_ptr<Device>> open(const DeviceOptions& options) override {
     cpu::use_single_threaded_blas();
-    return std::unique_ptr<Device>(std::make_unique<CpuDevice>(options.threads));
+    return std::unique_ptr<Device>(std::make_unique<CpuDevice>(options));
   }
 
  private:

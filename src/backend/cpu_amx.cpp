@@ -1,5 +1,5 @@
-// The register blocks of an AMX product, and the passes over its operands.
-#include "backend/cpu_amx_pack.h"
+// The passes of an AMX product over its operands.
+#include "backend/cpu_amx_block.h"
 
 namespace npu::cpu {
 namespace amx {
@@ -8,112 +8,13 @@ namespace {
 // The smaller operand stays packed in L2 while the larger one passes by in strips of kBlock.
 constexpr int64_t kResidentBytes = int64_t{3} << 19;
 constexpr int64_t kMaxK = 2048;
-constexpr int64_t kLeastX = 128;  // resident x below which k is cut instead
+constexpr int64_t kLeastX = 256;  // resident x below which k is cut instead
 constexpr int64_t kStripBytes = kMaxK / kTileK * kParts * kPart;
-static_assert(kResidentBytes + 2 * kStripBytes + 2 * kBlock * kBlock * 4 <=
+static_assert(kResidentBytes + kStripBytes + 2 * kBlock * kBlock * 4 <=
               static_cast<int64_t>(kAmxScratchBytes));
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-template <bool two>
-[[gnu::always_inline]] inline void load_left(const std::byte* tiles) {
-  _tile_loadd(4, tiles, 64);
-  if (two) _tile_loadd(5, tiles + kTileBytes, 64);
-}
-template <bool two>
-[[gnu::always_inline]] inline void load_right(const std::byte* tiles) {
-  _tile_loadd(6, tiles, 64);
-  if (two) _tile_loadd(7, tiles + kTileBytes, 64);
-}
-template <bool two_left, bool two_right>
-[[gnu::always_inline]] inline void multiply_tiles() {
-  _tile_dpbf16ps(0, 4, 6);
-  if (two_right) _tile_dpbf16ps(1, 4, 7);
-  if (two_left) _tile_dpbf16ps(2, 5, 6);
-  if (two_left && two_right) _tile_dpbf16ps(3, 5, 7);
-}
-
-// One block's operands, and the packing that goes on beside: `packs` units in every `slots` turns.
-struct BlockWork {
-  const std::byte *left, *right;
-  int64_t k_tiles;
-  float* sums;  // [32][32]
-  BlockPacker* packer;
-  int64_t packs, slots;
-};
-
-// Sums of products of parts over 32 × 32 (or 16 on a side). Products of parts whose places add up
-// to more than two lie below the last bit of an f32; the others come in the order that loads the
-// fewest tiles.
-template <int left_parts, int right_parts, bool two_left, bool two_right>
-void multiply_block(const BlockWork& work) {
-  const std::byte *left = work.left, *right = work.right;
-  _tile_zero(0);
-  if (two_right) _tile_zero(1);
-  if (two_left) _tile_zero(2);
-  if (two_left && two_right) _tile_zero(3);
-  int64_t due = 0;
-  for (int64_t t = 0; t < work.k_tiles; ++t) {
-    if constexpr (left_parts == 1) {
-      load_left<two_left>(left);
-#pragma GCC unroll 3
-      for (int q = 0; q < right_parts; ++q) {
-        load_right<two_right>(right + q * kPart);
-        multiply_tiles<two_left, two_right>();
-      }
-    } else if constexpr (right_parts == 1) {
-      load_right<two_right>(right);
-#pragma GCC unroll 3
-      for (int p = 0; p < left_parts; ++p) {
-        load_left<two_left>(left + p * kPart);
-        multiply_tiles<two_left, two_right>();
-      }
-    } else {
-      load_left<two_left>(left + 2 * kPart);  // (2,0)
-      load_right<two_right>(right);
-      multiply_tiles<two_left, two_right>();
-      load_left<two_left>(left + kPart);  // (1,0)
-      multiply_tiles<two_left, two_right>();
-      load_right<two_right>(right + kPart);  // (1,1)
-      multiply_tiles<two_left, two_right>();
-      load_left<two_left>(left);  // (0,1)
-      multiply_tiles<two_left, two_right>();
-      load_right<two_right>(right + 2 * kPart);  // (0,2)
-      multiply_tiles<two_left, two_right>();
-      load_right<two_right>(right);  // (0,0)
-      multiply_tiles<two_left, two_right>();
-    }
-    left += left_parts * kPart;
-    right += right_parts * kPart;
-    for (due += work.packs; due >= work.slots; due -= work.slots) work.packer->step();
-  }
-  _tile_stored(0, work.sums, kBlock * 4);
-  if (two_right) _tile_stored(1, work.sums + kTileX, kBlock * 4);
-  if (two_left) _tile_stored(2, work.sums + kTileX * kBlock, kBlock * 4);
-  if (two_left && two_right) _tile_stored(3, work.sums + kTileX * kBlock + kTileX, kBlock * 4);
-}
-
-using MultiplyBlock = void (*)(const BlockWork&);
-
-template <int left_parts, int right_parts>
-MultiplyBlock block_of(bool two_left, bool two_right) {
-  if (two_left) {
-    return two_right ? multiply_block<left_parts, right_parts, true, true>
-                     : multiply_block<left_parts, right_parts, true, false>;
-  }
-  return two_right ? multiply_block<left_parts, right_parts, false, true>
-                   : multiply_block<left_parts, right_parts, false, false>;
-}
-
-MultiplyBlock find_block(int left_parts, int right_parts, bool two_left, bool two_right) {
-  if (left_parts == 1) {
-    return right_parts == 1 ? block_of<1, 1>(two_left, two_right)
-                            : block_of<1, kParts>(two_left, two_right);
-  }
-  return right_parts == 1 ? block_of<kParts, 1>(two_left, two_right)
-                          : block_of<kParts, kParts>(two_left, two_right);
-}
 
 // Adds a 16 × 16 piece of sums to out[row…][col…], turned when rhs was the left operand.
 template <bool turned>
@@ -143,26 +44,30 @@ struct TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// One product. `wide` is the operand that passes by, `resident` the smaller one.
+// One product. `wide` is the operand that passes by in strips of kBlock, `resident` the one that
+// stays in L2. Each is packed already or packed on the way.
 class Multiplier {
  public:
-  Multiplier(const AmxProduct& product, std::byte* scratch)
-      : p_(product), wide_is_lhs_(product.m > product.n) {
-    // Each takes the side of its form; of two with the same form the resident one is turned, since
-    // it is packed once.
-    wide_is_left_ = !wide().k_rows;
+  Multiplier(const AmxProduct& product, std::byte* scratch) : p_(product) {
+    const bool lhs_packed = p_.lhs.packed_parts > 0, rhs_packed = p_.rhs.packed_parts > 0;
+    // Of two packed ones the activations, which are lhs, stay: they have more parts.
+    wide_is_lhs_ = rhs_packed ? !lhs_packed : !lhs_packed && p_.m > p_.n;
+    // Without a side given each takes that of its form; of two with the same form the resident one
+    // is turned, since it is packed once.
+    wide_is_left_ =
+        p_.left == AmxLeft::kAny ? !wide().k_rows : (p_.left == AmxLeft::kLhs) == wide_is_lhs_;
     resident_ = scratch;
-    for (int i = 0; i < 2; ++i) {
-      strips_[i] = scratch + kResidentBytes + i * kStripBytes;
-      sums_[i] = reinterpret_cast<float*>(scratch + kResidentBytes + 2 * kStripBytes) +
-                 i * kBlock * kBlock;
-    }
+    strip_ = scratch + kResidentBytes;
+    sums_[0] = reinterpret_cast<float*>(strip_ + kStripBytes);
+    sums_[1] = sums_[0] + kBlock * kBlock;
   }
 
   // The resident operand by as many x and k as stay in L2, in equal blocks.
   void run() {
     const int64_t resident_x = wide_is_lhs_ ? p_.n : p_.m;
-    resident_parts_ = all_bf16({&resident(), 0, resident_x, 0, p_.k}) ? 1 : kParts;
+    resident_parts_ = resident().packed_parts > 0                       ? resident().packed_parts
+                      : all_bf16({&resident(), 0, resident_x, 0, p_.k}) ? 1
+                                                                        : kParts;
     const auto equal_blocks = [](int64_t size, int64_t most, int64_t unit) {
       const int64_t blocks = (size + most - 1) / most;
       return round_up((size + blocks - 1) / blocks, unit);
@@ -186,77 +91,108 @@ class Multiplier {
   const AmxOperand& wide() const { return wide_is_lhs_ ? p_.lhs : p_.rhs; }
   const AmxOperand& resident() const { return wide_is_lhs_ ? p_.rhs : p_.lhs; }
 
+  // Where a packed operand's block of x begins, from k on.
+  const std::byte* packed_block(const AmxOperand& from, int64_t x, int64_t k) const {
+    return static_cast<const std::byte*>(from.data) +
+           x / kBlock * amx_packed_block_bytes(p_.k, from.packed_parts) +
+           k / kTileK * from.packed_parts * kPart;
+  }
+
+  // Makes resident_blocks_ the blocks of the window.
+  void place_resident(const Window& window, int64_t k_tiles) {
+    if (resident().packed_parts > 0) {
+      resident_blocks_ = packed_block(resident(), window.x, window.k);
+      block_bytes_ = amx_packed_block_bytes(p_.k, resident_parts_);
+      return;
+    }
+    resident_blocks_ = resident_;
+    block_bytes_ = k_tiles * resident_parts_ * kPart;
+    for (int64_t x = 0; x < window.x_count; x += kBlock) {
+      const Window block{window.from, window.x + x, smaller(kBlock, window.x_count - x), window.k,
+                         window.k_count};
+      pack_block(block, !wide_is_left_, resident_parts_, resident_ + x / kBlock * block_bytes_);
+    }
+  }
+
   void pass(int64_t x0, int64_t x_count, int64_t k, int64_t k_count) {
     const int64_t wide_x = wide_is_lhs_ ? p_.m : p_.n;
     const int64_t k_tiles = round_up(k_count, kTileK) / kTileK;
-    const int64_t block_bytes = k_tiles * resident_parts_ * kPart;
-    const int64_t blocks = round_up(x_count, kBlock) / kBlock;
-    for (int64_t b = 0; b < blocks; ++b) {
-      const Window window{&resident(), x0 + b * kBlock, smaller(kBlock, x_count - b * kBlock), k,
-                          k_count};
-      BlockPacker(window, !wide_is_left_, resident_parts_, resident_ + b * block_bytes).finish();
-    }
-    const auto strip = [&](int64_t x, int parts, std::byte* to) {
-      return BlockPacker({&wide(), x, smaller(kBlock, wide_x - x), k, k_count}, wide_is_left_,
-                         parts, to);
-    };
-    int parts = strip(0, 1, strips_[0]).finish();
+    place_resident({&resident(), x0, x_count, k, k_count}, k_tiles);
+    const bool packed = wide().packed_parts > 0;
+    int parts = packed ? wide().packed_parts : 1;
     for (int64_t x = 0; x < wide_x; x += kBlock) {
-      const int64_t turn = x / kBlock % 2;
-      BlockPacker packer;
-      if (x + kBlock < wide_x) packer = strip(x + kBlock, parts, strips_[1 - turn]);
-      for (int64_t b = 0; b < blocks; ++b) {
-        const std::byte* const block = resident_ + b * block_bytes;
-        float* const sums = sums_[pending_.sums == sums_[0] ? 1 : 0];
-        const BlockWork work{wide_is_left_ ? strips_[turn] : block,
-                             wide_is_left_ ? block : strips_[turn],
-                             k_tiles,
-                             sums,
-                             &packer,
-                             packer.units(),
-                             blocks * k_tiles};
-        const bool two_wide = wide_x - x > kTileX, two_resident = x_count - b * kBlock > kTileX;
-        if (wide_is_left_) {
-          find_block(parts, resident_parts_, two_wide, two_resident)(work);
-        } else {
-          find_block(resident_parts_, parts, two_resident, two_wide)(work);
-        }
-        // The sums of a block are read while the next one is multiplied.
-        store_pending();
-        pending_ = {sums, x, x0 + b * kBlock};
-      }
-      if (packer.units() > 0) parts = packer.finish();
+      const int64_t count = smaller(kBlock, wide_x - x);
+      const std::byte* const tiles = packed ? packed_block(wide(), x, k) : strip_;
+      if (!packed)
+        parts = pack_block({&wide(), x, count, k, k_count}, wide_is_left_, parts, strip_);
+      const bool last = x + kBlock >= wide_x;
+      const std::byte* const next = packed && !last ? packed_block(wide(), x + kBlock, k) : nullptr;
+      multiply_strip({tiles, parts, count, x, next}, x0, x_count, k_tiles);
     }
-    store_pending();
+    while (pending_.pieces < kPieces) store_piece();
   }
 
-  void store_pending() {
-    if (pending_.sums == nullptr) return;
+  static constexpr int kPieces = 4;  // of 16 × 16 in a block
+
+  struct Strip {
+    const std::byte* tiles;
+    int parts;
+    int64_t count, x;
+    const std::byte* next;  // the tiles after it, where they come from memory
+  };
+
+  void multiply_strip(const Strip& strip, int64_t x0, int64_t x_count, int64_t k_tiles) {
+    const int64_t blocks = round_up(x_count, kBlock) / kBlock;
+    const int64_t lines =
+        strip.next == nullptr ? 0 : (strip.parts * kPart / 64 + blocks - 1) / blocks;
+    for (int64_t b = 0; b < blocks; ++b) {
+      const std::byte* const block = resident_blocks_ + b * block_bytes_;
+      float* const sums = sums_[pending_.sums == sums_[0] ? 1 : 0];
+      const BlockWork work{wide_is_left_ ? strip.tiles : block,
+                           wide_is_left_ ? block : strip.tiles,
+                           k_tiles,
+                           sums,
+                           [](void* self) { static_cast<Multiplier*>(self)->store_piece(); },
+                           this,
+                           kPieces - pending_.pieces,
+                           strip.next + b * k_tiles * lines * 64,
+                           lines};
+      const bool two_wide = strip.count > kTileX, two_resident = x_count - b * kBlock > kTileX;
+      if (wide_is_left_) {
+        find_block(strip.parts, resident_parts_, two_wide, two_resident)(work);
+      } else {
+        find_block(resident_parts_, strip.parts, two_resident, two_wide)(work);
+      }
+      pending_ = {sums, strip.x, x0 + b * kBlock, 0};
+    }
+  }
+
+  // The sums of a block go to the result while the next one is multiplied.
+  void store_piece() {
+    const int64_t i = pending_.pieces / 2 * kTileX, j = pending_.pieces % 2 * kTileX;
+    ++pending_.pieces;
     const int64_t row = wide_is_lhs_ ? pending_.wide_x : pending_.resident_x;
     const int64_t col = wide_is_lhs_ ? pending_.resident_x : pending_.wide_x;
-    const bool turned = wide_is_lhs_ != wide_is_left_;  // rhs was the left operand
-    for (int64_t i = 0; i < kBlock; i += kTileX) {
-      for (int64_t j = 0; j < kBlock; j += kTileX) {
-        // sums[left][right]; rows of out are lhs
-        if (turned) {
-          add_piece<true>(pending_.sums + j * kBlock + i, p_, row + i, col + j);
-        } else {
-          add_piece<false>(pending_.sums + i * kBlock + j, p_, row + i, col + j);
-        }
-      }
+    // sums[left][right]; rows of out are lhs. Turned where rhs was the left operand.
+    if (wide_is_lhs_ != wide_is_left_) {
+      add_piece<true>(pending_.sums + j * kBlock + i, p_, row + i, col + j);
+    } else {
+      add_piece<false>(pending_.sums + i * kBlock + j, p_, row + i, col + j);
     }
-    pending_.sums = nullptr;
   }
 
   struct Pending {
     const float* sums = nullptr;
     int64_t wide_x = 0, resident_x = 0;
+    int pieces = kPieces;  // stored so far
   };
 
   AmxProduct p_;
-  bool wide_is_lhs_, wide_is_left_ = false;
+  bool wide_is_lhs_ = false, wide_is_left_ = false;
   int resident_parts_ = kParts;
-  std::byte *resident_, *strips_[2];
+  const std::byte* resident_blocks_ = nullptr;
+  int64_t block_bytes_ = 0;
+  std::byte *resident_, *strip_;
   float* sums_[2];
   Pending pending_;
 };
@@ -269,6 +205,19 @@ void amx_multiply(const AmxProduct& product, std::byte* scratch) {
   _tile_loadconfig(&kConfig);
   amx::Multiplier(product, scratch).run();
   _tile_release();
+}
+
+bool amx_pack(const AmxOperand& from, bool left, int parts, int64_t first, int64_t last, int64_t k,
+              std::byte* to) {
+  const int64_t block_bytes = amx_packed_block_bytes(k, parts);
+  bool exact = true;
+  for (int64_t x = first, next = 0; x < last; x = next) {
+    next = amx::smaller(last, (x / amx::kBlock + 1) * amx::kBlock);
+    std::byte* const tile =
+        to + x / amx::kBlock * block_bytes + x % amx::kBlock / amx::kTileX * amx::kTileBytes;
+    exact &= amx::pack_block({&from, x, next - x, 0, k}, left, parts, tile, true) != 0;
+  }
+  return exact;
 }
 
 }  // namespace npu::cpu

@@ -81,6 +81,17 @@ uint32_t low_bits(__m512i bits) {
   return static_cast<uint32_t>(_mm512_reduce_or_epi32(bits)) & 0xffffu;
 }
 
+// bf16 stays as it is.
+[[gnu::always_inline]] inline __m512i load_32_bf16(const void* data, int64_t index, int64_t count) {
+  const __mmask32 lanes = count <= 0    ? 0
+                          : count >= 32 ? 0xffffffffu
+                                        : (1u << static_cast<unsigned>(count)) - 1u;
+  return _mm512_maskz_loadu_epi16(lanes, static_cast<const uint16_t*>(data) + index);
+}
+
+// Packs one unit of a window into the block at the last argument.
+using Pack = uint32_t (*)(const Window&, int64_t, std::byte*);
+
 // The packers each do one unit of a window and return the bits that a single part would leave out.
 // `to` is the packed block.
 
@@ -144,6 +155,18 @@ uint32_t pack_row(const Window& w, int64_t unit, std::byte* to) {
   return low_bits(low);
 }
 
+uint32_t copy_row(const Window& w, int64_t unit, std::byte* to) {
+  to += unit / kTileX * kTileBytes + unit % kTileX * 64;
+  const int64_t first = (w.x + unit) * w.from->ld + w.k;
+  const int64_t count = unit < w.x_count ? w.k_count : 0;
+  const auto* const soon = static_cast<const uint16_t*>(w.from->data) + first + kBlock * w.from->ld;
+  for (int64_t k = 0; k < w.k_count; k += kTileK, to += kPart) {
+    _mm_prefetch(reinterpret_cast<const char*>(soon + k), _MM_HINT_T1);
+    _mm512_store_si512(to, load_32_bf16(w.from->data, first + k, count - k));
+  }
+  return 0;
+}
+
 constexpr int64_t kPairRows = 8;
 
 // Some rows of k for the right side. Hardware does not foresee the long strides between them: one
@@ -172,6 +195,32 @@ uint32_t pack_pairs(const Window& w, int64_t unit, std::byte* to) {
   return low_bits(low);
 }
 
+// The same of bf16, 32 x at a time.
+uint32_t copy_pairs(const Window& w, int64_t unit, std::byte* to) {
+  constexpr int64_t kAheadRows = 32;
+  alignas(64) static constexpr uint16_t kLow[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
+                                                    37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+                                                    11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+  const __m512i low = _mm512_load_si512(kLow);
+  const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+  const int64_t k = unit * kPairRows, ld = w.from->ld;
+  to += k / kTileK * kPart + k % kTileK / 2 * 64;
+  const auto* const from = static_cast<const uint16_t*>(w.from->data) + (w.k + k) * ld + w.x;
+  for (int64_t r = 0; r < kPairRows; ++r) {
+    _mm_prefetch(reinterpret_cast<const char*>(from + (r + kAheadRows) * ld), _MM_HINT_T1);
+  }
+  for (int64_t r = 0; r < kPairRows; r += 2, to += 64) {
+    const int64_t left = w.k_count - k - r;
+    const __m512i a = load_32_bf16(from, r * ld, left > 0 ? w.x_count : 0);
+    const __m512i b = load_32_bf16(from, (r + 1) * ld, left > 1 ? w.x_count : 0);
+    _mm512_store_si512(to, _mm512_permutex2var_epi16(a, low, b));
+    if (w.x_count > kTileX) {
+      _mm512_store_si512(to + kTileBytes, _mm512_permutex2var_epi16(a, high, b));
+    }
+  }
+  return 0;
+}
+
 // Rows of x are the left tile's form, pairs of rows of k the right one's; the other is turned.
 template <AmxDType dtype, int parts>
 Pack packing_of(bool k_rows, bool left) {
@@ -189,8 +238,6 @@ bool row_is_bf16(const void* data, int64_t first, int64_t count) {
   return low_bits(bits) == 0;
 }
 
-}  // namespace
-
 Pack find_packing(const AmxOperand& from, bool left, int parts) {
   switch (from.dtype) {
     case AmxDType::kF32:
@@ -200,10 +247,13 @@ Pack find_packing(const AmxOperand& from, bool left, int parts) {
       return parts == 1 ? packing_of<AmxDType::kF16, 1>(from.k_rows, left)
                         : packing_of<AmxDType::kF16, kParts>(from.k_rows, left);
     case AmxDType::kBF16:
+      if (from.k_rows != left) return left ? copy_row : copy_pairs;
       break;
   }
   return packing_of<AmxDType::kBF16, 1>(from.k_rows, left);
 }
+
+}  // namespace
 
 bool all_bf16(const Window& w) {
   const AmxOperand& from = *w.from;
@@ -219,38 +269,18 @@ bool all_bf16(const Window& w) {
   return true;
 }
 
-BlockPacker::BlockPacker(const Window& window, bool left, int parts, std::byte* to)
-    : window_(window), left_(left), to_(to) {
+int pack_block(const Window& window, bool left, int parts, std::byte* to, bool exactly) {
+  if (window.from->dtype == AmxDType::kBF16) parts = 1;
   const int64_t k_tiles = (window.k_count + kTileK - 1) / kTileK;
   const int64_t halves = window.x_count > kTileX ? 2 : 1;
-  if (window.from->k_rows == left) {
-    units_ = halves * k_tiles;  // of pack_turned
-  } else {
-    units_ = left ? halves * kTileX : k_tiles * (kTileK / kPairRows);
-  }
-  start(window.from->dtype == AmxDType::kBF16 ? 1 : parts);
-}
-
-void BlockPacker::start(int parts) {
-  parts_ = parts;
-  pack_ = find_packing(*window_.from, left_, parts);
-  next_ = 0;
-  low_ = 0;
-}
-
-void BlockPacker::step() {
-  if (next_ == units_) return;
-  low_ |= pack_(window_, next_, to_);
-  ++next_;
-}
-
-int BlockPacker::finish() {
-  while (next_ < units_) step();
-  if (parts_ == 1 && low_ != 0) {
-    start(kParts);
-    while (next_ < units_) step();
-  }
-  return parts_;
+  const int64_t units = window.from->k_rows == left ? halves * k_tiles  // of pack_turned
+                        : left                      ? halves * kTileX
+                                                    : k_tiles * (kTileK / kPairRows);
+  const Pack pack = find_packing(*window.from, left, parts);
+  uint32_t low = 0;
+  for (int64_t i = 0; i < units; ++i) low |= pack(window, i, to);
+  if (parts > 1 || low == 0) return parts;
+  return exactly ? 0 : pack_block(window, left, kParts, to);
 }
 
 }  // namespace npu::cpu::amx

@@ -21,38 +21,13 @@ struct Window {
   int64_t x, x_count, k, k_count;
 };
 
-// Packs one unit of a window into the block at the last argument; returns the bits that a single
-// part would leave out.
-using Pack = uint32_t (*)(const Window&, int64_t, std::byte*);
-Pack find_packing(const AmxOperand& from, bool left, int parts);
-
 // Whether all values are bf16. Values that are not are usually found in the first row.
 bool all_bf16(const Window& window);
 
-// Packs up to 32 x of a window unit by unit, so that the work can be spread between the products of
-// another strip: packing keeps the vector units busy, products the tile unit. The packed block lies
-// in the order in which it is read: by 32 k, by part, two tiles.
-class BlockPacker {
- public:
-  BlockPacker() = default;
-  BlockPacker(const Window& window, bool left, int parts, std::byte* to);
-
-  int64_t units() const { return units_; }
-  void step();
-  // The number of parts that were written: one where all values are bf16 already.
-  int finish();
-
- private:
-  void start(int parts);
-
-  Window window_{};
-  bool left_ = false;
-  std::byte* to_ = nullptr;
-  Pack pack_ = nullptr;
-  int parts_ = 1;
-  int64_t units_ = 0, next_ = 0;
-  uint32_t low_ = 0;
-};
+// Packs up to 32 x of a window. The packed block lies in the order in which it is read: by 32 k, by
+// part, two tiles. Returns the number of parts: `parts`, or three where one would leave something
+// out; with `exactly` then 0 and a block of no use.
+int pack_block(const Window& window, bool left, int parts, std::byte* to, bool exactly = false);
 
 // Static, so that no code for these instructions can be linked into other sources.
 [[gnu::always_inline]] static inline __mmask16 low_lanes(int64_t count) {

@@ -39,6 +39,26 @@ void cut_product(GemmStep& gemm, int64_t m, Step& step) {
   step.chunk_rows = cut(m, row_parts, 16);
 }
 
+// Products of packed operands are cut finer, since nothing is packed twice. As many rows as stay in
+// L2 share a pass over the weight.
+void cut_packed(const GemmStep& gemm, Step& step) {
+  constexpr int64_t kMostCells = 192 * 1024, kMostColParts = 64;
+  const int64_t most_rows = std::clamp(kMostCells / gemm.k, int64_t{64}, int64_t{256});
+  const int64_t row_parts = (step.rows + most_rows - 1) / most_rows;
+  const auto rounded = [](int64_t size) { return (size + kColGrain - 1) / kColGrain * kColGrain; };
+  step.chunk_rows = rounded((step.rows + row_parts - 1) / row_parts);
+  step.cols = gemm.n;
+  step.chunk_cols = std::max(kMinPartCols, rounded((gemm.n + kMostColParts - 1) / kMostColParts));
+}
+
+// One product of activations by an input, neither side too small for tiles.
+bool is_by_weight(const EmitContext& context, const GemmStep& gemm, NodeId rhs) {
+  constexpr int64_t kLeast = 32;
+  return gemm.amx && gemm.space.sizes.size() == 1 && gemm.space.rows >= kLeast &&
+         gemm.n >= kLeast && gemm.k >= kLeast && !gemm.lhs_transposed &&
+         context.graph.node(context.place(rhs).root).is_input();
+}
+
 // What is folded in, how it is cut, and the room for widened operands.
 void finish_gemm(const EmitContext& context, const GemmSpec& spec, GemmStep gemm, Step& step) {
   gemm.amx = context.amx;
@@ -50,10 +70,19 @@ void finish_gemm(const EmitContext& context, const GemmSpec& spec, GemmStep gemm
   }
   step.rows = gemm.space.rows;
   step.chunk_rows = rows_per_chunk(step.rows);
-  if (gemm.space.sizes.size() <= 1) cut_product(gemm, step.rows, step);
   const Node& product = context.graph.node(spec.product);
-  if (context.stored_dtype(product.inputs[0]) != DType::kF32 ||
-      context.stored_dtype(product.inputs[1]) != DType::kF32) {
+  // With a longer k the packed rows would come from memory once more for each chunk of columns.
+  constexpr int64_t kMostPackedK = 3072;
+  gemm.by_weight = is_by_weight(context, gemm, product.inputs[1]);
+  gemm.packed = gemm.by_weight && gemm.k <= kMostPackedK;
+  gemm.turned = gemm.rhs_transposed;
+  if (gemm.packed) {
+    cut_packed(gemm, step);
+  } else if (gemm.space.sizes.size() <= 1) {
+    cut_product(gemm, step.rows, step);
+  }
+  if (!gemm.packed && (context.stored_dtype(product.inputs[0]) != DType::kF32 ||
+                       context.stored_dtype(product.inputs[1]) != DType::kF32)) {
     const int64_t width =
         std::min(step.chunk_rows, gemm.space.inner()) + (step.cols > 1 ? step.chunk_cols : gemm.n);
     gemm.block_k = std::min(gemm.k, std::max<int64_t>(64, kPanelCells / width / 64 * 64));

@@ -54,6 +54,10 @@ bool amx_available() {
 
 #if !defined(__x86_64__)
 void amx_multiply(const AmxProduct&, std::byte*) { NPU_CHECK(false, "this CPU has no AMX"); }
+bool amx_pack(const AmxOperand&, bool, int, int64_t, int64_t, int64_t, std::byte*) {
+  NPU_CHECK(false, "this CPU has no AMX");
+  return false;
+}
 #endif
 
 }  // namespace npu::cpu

@@ -42,13 +42,24 @@ AmxDType amx_dtype(DType dtype) {
 // Below one register block there is nothing to win over BLAS.
 bool suits_amx(const GemmStep& step, const GemmCall& call) {
   constexpr int64_t kLeast = 32;
-  return step.amx && call.m >= kLeast && call.n >= kLeast && call.k >= kLeast;
+  return step.packed || (step.amx && call.m >= kLeast && call.n >= kLeast && call.k >= kLeast);
 }
 
 void run_amx(const GemmStep& step, const GemmCall& call, float* out, int64_t out_ld) {
   AmxProduct product;
   product.lhs = {call.lhs, step.lhs_ld, amx_dtype(call.lhs_dtype), step.lhs_transposed};
   product.rhs = {call.rhs, step.rhs_ld, amx_dtype(call.rhs_dtype), !step.rhs_transposed};
+  if (step.packed) {
+    product.lhs.data = call.lhs_packed;
+    product.lhs.packed_parts = amx_parts(amx_dtype(call.lhs_dtype));
+  }
+  if (call.rhs_packed != nullptr) {
+    product.rhs.data = call.rhs_packed;
+    product.rhs.packed_parts = 1;
+  }
+  if (product.lhs.packed_parts + product.rhs.packed_parts > 0) {
+    product.left = step.turned ? AmxLeft::kRhs : AmxLeft::kLhs;
+  }
   product.m = call.m;
   product.n = call.n;
   product.k = call.k;
@@ -96,6 +107,28 @@ void use_single_threaded_blas() { openblas_set_num_threads(1); }
 
 std::string blas_version() {
   return std::string(openblas_get_config()) + " " + openblas_get_corename();
+}
+
+int64_t packed_bytes(DType dtype, int64_t x, int64_t k) {
+  return amx_packed_bytes(x, k, amx_parts(amx_dtype(dtype)));
+}
+
+const std::byte* packed_row(const std::byte* packed, DType dtype, int64_t row, int64_t k) {
+  return packed + row / kAmxBlock * amx_packed_block_bytes(k, amx_parts(amx_dtype(dtype)));
+}
+
+void run_pack(const PackStep& step, DType dtype, const std::byte* from, int64_t first, int64_t last,
+              std::byte* to) {
+  const AmxDType type = amx_dtype(dtype);
+  amx_pack({from, step.ld, type}, step.left, amx_parts(type), first, last, step.from.cols, to);
+}
+
+int64_t packed_bytes(const PackedWeight& weight) { return amx_packed_bytes(weight.x, weight.k, 1); }
+
+bool pack_weight(const PackedWeight& weight, const std::byte* from, int64_t first, int64_t last,
+                 std::byte* to) {
+  const AmxOperand operand{from, weight.ld, amx_dtype(weight.dtype), weight.k_rows};
+  return amx_pack(operand, weight.left, 1, first, last, weight.k, to);
 }
 
 size_t gemm_scratch_bytes(const GemmStep& step, int64_t rows, int64_t cols, bool wide_out) {

@@ -13,6 +13,8 @@ namespace npu::cpu {
 struct GemmCall {
   const std::byte* lhs = nullptr;
   const std::byte* rhs = nullptr;
+  const std::byte* lhs_packed = nullptr;
+  const std::byte* rhs_packed = nullptr;  // null: not kept packed
   std::byte* out = nullptr;
   DType lhs_dtype = DType::kF32, rhs_dtype = DType::kF32, out_dtype = DType::kF32;
   int64_t m = 0, n = 0, k = 0;
@@ -23,6 +25,20 @@ struct GemmCall {
 // Makes BLAS run in the calling thread. Once per process is enough; more do no harm.
 void use_single_threaded_blas();
 std::string blas_version();
+
+// Bytes of `x` by `k` values of a dtype in the form in which AMX reads them.
+int64_t packed_bytes(DType dtype, int64_t x, int64_t k);
+// Where packed values begin from `row` on, a multiple of 32.
+const std::byte* packed_row(const std::byte* packed, DType dtype, int64_t row, int64_t k);
+// Rows [first, last) of a step's operand at `from`, into all of `to`.
+void run_pack(const PackStep& step, DType dtype, const std::byte* from, int64_t first, int64_t last,
+              std::byte* to);
+
+// The same of a weight at `from` with one part, in pieces that threads may share: x in
+// [first, last), first a multiple of 16. False where the values have more than one part.
+int64_t packed_bytes(const PackedWeight& weight);
+bool pack_weight(const PackedWeight& weight, const std::byte* from, int64_t first, int64_t last,
+                 std::byte* to);
 
 // Scratch of a call of at most rows × cols; `wide_out` when the result is not f32.
 size_t gemm_scratch_bytes(const GemmStep& step, int64_t rows, int64_t cols, bool wide_out);

@@ -9,6 +9,8 @@
 
 #include "backend/cpu_emit.h"
 #include "backend/cpu_matmul.h"
+#include "backend/cpu_packs.h"
+#include "backend/cpu_touch.h"
 #include "backend/cpu_window.h"
 #include "ops/table.h"
 
@@ -21,48 +23,6 @@ constexpr size_t kMaxStageSteps = 6;
 
 size_t aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-// A storage that a step touches. `access` is null when the step may read any part of it.
-struct Touch {
-  int storage;
-  const Access* access;
-  bool written;
-};
-
-std::vector<Touch> touches(const Step& step) {
-  std::vector<Touch> list;
-  if (const auto* loop = std::get_if<LoopStep>(&step.work)) {
-    std::vector<bool> written(loop->memory.size(), false);
-    for (const LoopOp& op : loop->program) {
-      if (op.dst.where == LoopArg::Where::kMemory)
-        written[static_cast<size_t>(op.dst.index)] = true;
-    }
-    for (size_t i = 0; i < written.size(); ++i) {
-      list.push_back({loop->memory[i].storage, &loop->memory[i], written[i]});
-    }
-  } else if (const auto* gemm = std::get_if<GemmStep>(&step.work)) {
-    list = {{gemm->lhs.storage, &gemm->lhs, false},
-            {gemm->rhs.storage, nullptr, false},
-            {gemm->out.storage, &gemm->out, true}};
-    if (gemm->alpha_storage >= 0) list.push_back({gemm->alpha_storage, nullptr, false});
-  } else {
-    const auto& kernel = std::get<KernelStep>(step.work);
-    for (const auto& operand : kernel.operands) list.push_back({operand.storage, nullptr, false});
-    list.push_back({kernel.out, nullptr, true});
-  }
-  return list;
-}
-
-Factors row_loops(const Step& step, const Access& access) {
-  const RowSpace& space = std::holds_alternative<LoopStep>(step.work)
-                              ? std::get<LoopStep>(step.work).space
-                              : std::get<GemmStep>(step.work).space;
-  Factors result;
-  for (size_t i = 0; i < space.sizes.size(); ++i) {
-    result = joined(result, {{space.sizes[i], access.strides[i]}});
-  }
-  return result;
-}
-
 class Planner {
  public:
   Planner(const Graph& graph, bool amx) : graph_(graph), amx_(amx) {}
@@ -73,6 +33,7 @@ class Planner {
       NPU_CHECK(news,
                 "planning " + graph_.name() + " goes in circles at node " + std::to_string(*id));
     }
+    plan_packs(plan_);
     build_stages();
     find_windows(plan_);
     size_scratch();

@@ -91,8 +91,33 @@ struct GemmStep {
   int alpha_storage = -1;  // f32 factor read at run time
   int64_t alpha_offset = 0;
   bool accumulate = false;
-  bool amx = false;     // on AMX where the chunk is large enough, else by BLAS
-  int64_t block_k = 0;  // 16-bit operands are widened in blocks of this many k; 0: none are
+  bool amx = false;        // on AMX where the chunk is large enough, else by BLAS
+  int64_t block_k = 0;     // 16-bit operands are widened in blocks of this many k; 0: none are
+  bool by_weight = false;  // on AMX by an input, which may be kept packed
+  bool packed = false;     // by_weight, with lhs as a PackStep wrote it
+  bool turned = false;     // rhs is the left operand of the tiles
+  int lhs_packed = -1;     // storage
+  int weight = -1;         // of Plan::weights; -1: packed on the way
+};
+
+// Rows in the form in which AMX reads them, made once for all products that read them.
+struct PackStep {
+  RowSpace space;
+  Access from;  // cols = k
+  int64_t ld = 1;
+  bool left = true;
+  int to = -1;  // storage
+};
+
+// A weight that products read; where its buffer never changes the device may keep it packed.
+struct PackedWeight {
+  size_t input = 0;
+  int64_t offset = 0;  // elements
+  int64_t ld = 1, x = 1, k = 1;
+  DType dtype = DType::kF32;
+  bool k_rows = false;  // as AmxOperand
+  bool left = false;
+  bool operator==(const PackedWeight&) const = default;
 };
 
 // A row's own kernel, for what has no fast path.
@@ -110,7 +135,7 @@ struct KernelStep {
 };
 
 struct Step {
-  std::variant<LoopStep, GemmStep, KernelStep> work;
+  std::variant<LoopStep, GemmStep, PackStep, KernelStep> work;
   std::vector<NodeId> nodes;
   // How it is cut: into chunks of rows, and for one large product also of columns.
   int64_t rows = 1, chunk_rows = 1;
@@ -151,6 +176,7 @@ struct Plan {
   std::vector<Storage> storages;
   std::vector<Step> steps;
   std::vector<Stage> stages;
+  std::vector<PackedWeight> weights;
   size_t arena_bytes = 0;
   size_t scratch_bytes = 0;  // per thread, local storages included
 };

@@ -52,7 +52,8 @@ std::string loop_text(const Plan& plan, const LoopStep& loop) {
 
 std::string gemm_text(const Plan& plan, const GemmStep& gemm) {
   std::string text = storage_name(plan, gemm.out.storage) + (gemm.accumulate ? " += " : " = ");
-  text += storage_name(plan, gemm.lhs.storage) + (gemm.lhs_transposed ? "' * " : " * ");
+  text += storage_name(plan, gemm.packed ? gemm.lhs_packed : gemm.lhs.storage) +
+          (gemm.lhs_transposed ? "' * " : " * ");
   text += storage_name(plan, gemm.rhs.storage) + (gemm.rhs_transposed ? "'" : "");
   if (gemm.alpha != 1) text += " * " + std::to_string(gemm.alpha);
   if (gemm.alpha_storage >= 0) text += " * " + storage_name(plan, gemm.alpha_storage);
@@ -74,6 +75,10 @@ std::string step_text(const Plan& plan, const Step& step) {
     text = loop_text(plan, *loop);
   } else if (const auto* gemm = std::get_if<GemmStep>(&step.work)) {
     text = gemm_text(plan, *gemm);
+  } else if (const auto* pack = std::get_if<PackStep>(&step.work)) {
+    text = storage_name(plan, pack->to) + " = " + (pack->left ? "left" : "right") + " tiles of " +
+           storage_name(plan, pack->from.storage) + "  rows " + sizes_text(pack->space) + " k " +
+           std::to_string(pack->from.cols);
   } else {
     text = "kernel " + std::string(std::get<KernelStep>(step.work).op->name);
   }

@@ -85,7 +85,8 @@ std::vector<double> PlanRunner::step_seconds() {
 }
 
 void PlanRunner::run(ThreadPool& pool, const Workspace& workspace,
-                     std::span<std::byte* const> inputs, std::span<std::byte* const> outputs) {
+                     std::span<std::byte* const> inputs, std::span<std::byte* const> outputs,
+                     std::span<const std::byte* const> weights) {
   NPU_CHECK(workspace.arena_bytes() >= plan_.arena_bytes,
             "the workspace was reserved for the plan");
   for (size_t i = 0; i < plan_.storages.size(); ++i) {
@@ -98,6 +99,7 @@ void PlanRunner::run(ThreadPool& pool, const Workspace& workspace,
     for (ThreadState& thread : threads_) thread.bases[i] = base;
   }
   workspace_ = &workspace;
+  weights_ = weights;
   for (StageState& state : stages_) {
     state.next.store(0, std::memory_order_relaxed);
     state.done.store(0, std::memory_order_relaxed);
@@ -192,6 +194,8 @@ void PlanRunner::run_step(const Step& step, int64_t chunk, size_t thread) {
     run_loops(*loop, first, std::min(step.rows, first + step.chunk_rows), thread);
   } else if (std::holds_alternative<GemmStep>(step.work)) {
     run_gemm_rows(step, chunk, thread);
+  } else if (std::holds_alternative<PackStep>(step.work)) {
+    run_pack_rows(step, chunk, thread);
   } else {
     run_kernel(std::get<KernelStep>(step.work), thread);
   }
@@ -218,6 +222,14 @@ void PlanRunner::run_gemm_rows(const Step& step, int64_t chunk, size_t thread) {
   int64_t col = step.cols > 1 ? chunk % col_chunks * step.chunk_cols : 0;
   call.n = step.cols > 1 ? std::min(step.chunk_cols, gemm.n - col) : gemm.n;
   call.k = gemm.k;
+  if (gemm.packed) {
+    call.lhs_packed = packed_row(threads_[thread].bases[static_cast<size_t>(gemm.lhs_packed)],
+                                 call.lhs_dtype, first, gemm.k);
+  }
+  if (gemm.weight >= 0 && !weights_.empty()) {
+    const std::byte* const whole = weights_[static_cast<size_t>(gemm.weight)];
+    if (whole != nullptr) call.rhs_packed = packed_row(whole, DType::kBF16, col, gemm.k);
+  }
   const int64_t rhs_step = gemm.rhs_transposed ? gemm.rhs_ld : 1;
   const ThreadState& state = threads_[thread];
   int64_t depth = 0;  // first k
@@ -231,13 +243,25 @@ void PlanRunner::run_gemm_rows(const Step& step, int64_t chunk, size_t thread) {
   const int64_t rhs_offset = col * rhs_step + depth * gemm.rhs_k_stride;
   for_inner_runs(gemm.space, first, last, [&](int64_t row, int64_t rows) {
     call.m = rows;
-    call.lhs = row_address(gemm.space, gemm.lhs, row, thread) + depth * element_bytes(gemm.lhs);
+    if (!gemm.packed) {
+      call.lhs = row_address(gemm.space, gemm.lhs, row, thread) + depth * element_bytes(gemm.lhs);
+    }
     call.rhs =
         row_address(gemm.space, gemm.rhs, row, thread) + rhs_offset * element_bytes(gemm.rhs);
     call.out = const_cast<std::byte*>(row_address(gemm.space, gemm.out, row, thread)) +
                col * element_bytes(gemm.out);
     run_gemm(gemm, call);
   });
+}
+
+void PlanRunner::run_pack_rows(const Step& step, int64_t chunk, size_t thread) {
+  const auto& pack = std::get<PackStep>(step.work);
+  const int64_t first = chunk * step.chunk_rows;
+  const std::byte* const from = threads_[thread].bases[static_cast<size_t>(pack.from.storage)];
+  run_pack(pack, plan_.storages[static_cast<size_t>(pack.from.storage)].dtype,
+           from + pack.from.offset * element_bytes(pack.from), first,
+           std::min(step.rows, first + step.chunk_rows),
+           threads_[thread].bases[static_cast<size_t>(pack.to)]);
 }
 
 void PlanRunner::run_loops(const LoopStep& step, int64_t first, int64_t last, size_t thread) {

@@ -37,9 +37,10 @@ class PlanRunner {
   PlanRunner(Plan plan, int threads);
 
   const Plan& plan() const { return plan_; }
-  // Inputs and outputs in the graph's order. Rethrows what a row's kernel throws.
+  // Inputs and outputs in the graph's order; `weights` in that of the plan's, null where they are
+  // not packed, or none at all. Rethrows what a row's kernel throws.
   void run(ThreadPool& pool, const Workspace& workspace, std::span<std::byte* const> inputs,
-           std::span<std::byte* const> outputs);
+           std::span<std::byte* const> outputs, std::span<const std::byte* const> weights = {});
 
   // CPU seconds of all threads by step, summed over the runs since the first call, which turns
   // timing on.
@@ -70,6 +71,7 @@ class PlanRunner {
   void run_block(const LoopStep& step, int64_t rows, int64_t row, size_t thread);
   void fill_closed(const LoopStep& step, int64_t rows, int64_t row, size_t thread);
   void run_gemm_rows(const Step& step, int64_t chunk, size_t thread);
+  void run_pack_rows(const Step& step, int64_t chunk, size_t thread);
   void run_kernel(const KernelStep& step, size_t thread);
   const std::byte* row_address(const RowSpace& space, const Access& access, int64_t row,
                                size_t thread) const;
@@ -78,6 +80,7 @@ class PlanRunner {
   Plan plan_;
   bool timed_ = false;
   const Workspace* workspace_ = nullptr;
+  std::span<const std::byte* const> weights_;
   std::vector<StageState> stages_;
   std::vector<ThreadState> threads_;
   std::atomic<bool> failed_ = false;

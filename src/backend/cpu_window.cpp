@@ -9,6 +9,8 @@
 #include <optional>
 #include <string_view>
 
+#include "backend/cpu_touch.h"
+
 namespace npu::cpu {
 namespace {
 
@@ -136,15 +138,10 @@ class LoopView {
 };
 
 bool reads(const Step& step, int storage) {
-  if (const auto* loop = std::get_if<LoopStep>(&step.work)) {
-    return std::ranges::any_of(loop->memory, [&](const Access& a) { return a.storage == storage; });
-  }
-  if (const auto* gemm = std::get_if<GemmStep>(&step.work)) {
-    return gemm->lhs.storage == storage || gemm->rhs.storage == storage ||
-           gemm->alpha_storage == storage || (gemm->accumulate && gemm->out.storage == storage);
-  }
-  return std::ranges::any_of(std::get<KernelStep>(step.work).operands,
-                             [&](const auto& operand) { return operand.storage == storage; });
+  const auto* gemm = std::get_if<GemmStep>(&step.work);
+  return std::ranges::any_of(touches(step), [&](const Touch& touch) {
+    return touch.storage == storage && (!touch.written || (gemm != nullptr && gemm->accumulate));
+  });
 }
 
 class Finder {
@@ -169,7 +166,7 @@ class Finder {
       const auto* gemm = std::get_if<GemmStep>(&plan_.steps[i].work);
       const auto* loop = std::get_if<LoopStep>(&plan_.steps[i + 1].work);
       if (gemm == nullptr || loop == nullptr || gemm->n < kLeastCols) continue;
-      if (gemm->accumulate || !only_reader(gemm->out.storage, i + 1)) continue;
+      if (gemm->accumulate || gemm->packed || !only_reader(gemm->out.storage, i + 1)) continue;
       if (auto window = loop_window(*loop, gemm->n, gemm->out.storage)) {
         window->roles.assign(stage.last - stage.first, Window::Role::kNone);
         window->roles[i - stage.first] = window->roles[i + 1 - stage.first] =
@@ -215,7 +212,7 @@ class Finder {
   bool find_product_window(Stage& stage) {
     const auto* gemm = std::get_if<GemmStep>(&plan_.steps[stage.first].work);
     if (gemm == nullptr || gemm->space.sizes.size() < 2 || !deep(*gemm, gemm->k)) return false;
-    if (gemm->k < kLeastCols) return false;
+    if (gemm->k < kLeastCols || plan_.steps[stage.first].cols > 1) return false;
     stage.window = Window{gemm->k, gemm->lhs, gemm->space, false, {}, -1, {}, {}};
     stage.window->roles.assign(stage.last - stage.first, Window::Role::kNone);
     stage.window->roles[0] = Window::Role::kDepth;
@@ -223,7 +220,7 @@ class Finder {
   }
 
   static bool deep(const GemmStep& gemm, int64_t cols) {
-    return gemm.k == cols && !gemm.lhs_transposed && gemm.lhs.col_stride == 1;
+    return gemm.k == cols && !gemm.packed && !gemm.lhs_transposed && gemm.lhs.col_stride == 1;
   }
 
   bool only_reader(int storage, size_t reader) const {
