@@ -139,8 +139,11 @@ class LoopView {
 
 bool reads(const Step& step, int storage) {
   const auto* gemm = std::get_if<GemmStep>(&step.work);
+  // What a loop or a sum writes it may have read before.
+  const bool in_place =
+      gemm != nullptr ? gemm->accumulate : std::holds_alternative<LoopStep>(step.work);
   return std::ranges::any_of(touches(step), [&](const Touch& touch) {
-    return touch.storage == storage && (!touch.written || (gemm != nullptr && gemm->accumulate));
+    return touch.storage == storage && (!touch.written || in_place);
   });
 }
 
