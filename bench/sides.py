@@ -181,9 +181,10 @@ def run_ours(bench, rows, seq_len, warmup, steps=None, options=(), **which):
     done = records()
     measured = done[warmup:]
     seconds = [record["step_seconds"] for record in measured]
-    return Run(seconds, [record["cpu_s"] for record in measured], done[0]["loss"],
-               done[-1]["loss"], watched.peak_gib, took - sum(seconds), watched.others_cpu_share,
-               watched.resident_gib, phases(measured))
+    return Run(step_seconds=seconds, step_cpu_seconds=[record["cpu_s"] for record in measured],
+               first_loss=done[0]["loss"], last_loss=done[-1]["loss"], peak_gib=watched.peak_gib,
+               warmup_seconds=took - sum(seconds), others_cpu_share=watched.others_cpu_share,
+               resident_gib=watched.resident_gib, phases=phases(measured))
 
 
 # Phases of a step as the program logs them.
