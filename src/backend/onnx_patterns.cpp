@@ -52,7 +52,9 @@ std::optional<Ref> Pattern::softmax(const Node& node) const {
   }
   const NodeId difference = graph.node(exp).inputs[0];
   if (!is(difference, "sub")) return std::nullopt;
-  const NodeId x = graph.node(difference).inputs[0], max = graph.node(difference).inputs[1];
+  const NodeId x = graph.node(difference).inputs[0];
+  NodeId max = graph.node(difference).inputs[1];
+  if (is(max, "stop_gradient")) max = graph.node(max).inputs[0];
   if (!over_last(max, "reduce_max") || graph.node(max).inputs[0] != x) return std::nullopt;
   return write("Softmax", {ref(x)}, {{"axis", int64_t{-1}}}, node.type);
 }
