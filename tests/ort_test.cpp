@@ -42,7 +42,7 @@ TEST(Ort, ReleaseThatIsTooOldNamesItsVersion) {
 
 TEST(Ort, WorkingLibraryPassesItsChecks) {
   const auto backend = backend_of("");
-  EXPECT_EQ(backend->compiler_version().take(), "onnxruntime 0.0-fake CPU");
+  EXPECT_EQ(backend->compiler_version().take(), "onnxruntime 0.0-fake CPU, ONNX form 2");
   const auto device = backend->open({});
   EXPECT_TRUE(device.ok()) << device.error().text();
   EXPECT_FALSE(probe_ort("", fake("")).has_value());
