@@ -48,7 +48,7 @@ npu_fake_onnxruntime(_refusing FAKE_REFUSES)
 npu_fake_onnxruntime(_rounds_constants FAKE_ROUNDS_CONSTANTS)
 npu_fake_onnxruntime(_refusing_constants FAKE_REFUSES_CONSTANTS)
 npu_fake_onnxruntime(_failing FAKE_FAILS_TO_RUN)
-npu_test(ort_test SOURCES ort_test.cpp LINK npu_backend)
+npu_test(ort_test SOURCES ort_test.cpp LINK npu_backend npu_transform)
 target_compile_definitions(ort_test PRIVATE NPU_FAKE_DIR="${CMAKE_CURRENT_BINARY_DIR}")
 add_dependencies(ort_test fake_openvino fake_onnxruntime fake_onnxruntime_old
                  fake_onnxruntime_rounds fake_onnxruntime_renumbered fake_onnxruntime_refusing

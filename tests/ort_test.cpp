@@ -5,8 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include "backend/graph_writers.h"
 #include "backend/ort_api.h"
 #include "ops/ops.h"
+#include "transform/passes.h"
 #include "vendor_library.h"
 
 namespace npu {
@@ -40,7 +42,7 @@ TEST(Ort, ReleaseThatIsTooOldNamesItsVersion) {
 
 TEST(Ort, WorkingLibraryPassesItsChecks) {
   const auto backend = backend_of("");
-  EXPECT_EQ(backend->compiler_version().take(), "onnxruntime 0.0-fake CPU");
+  EXPECT_EQ(backend->compiler_version().take(), "onnxruntime 0.0-fake CPU, ONNX form 2");
   const auto device = backend->open({});
   EXPECT_TRUE(device.ok()) << device.error().text();
   EXPECT_FALSE(probe_ort("", fake("")).has_value());
@@ -120,6 +122,43 @@ TEST(Ort, SixteenBitArithmeticIsRefusedWithItsReason) {
     EXPECT_EQ(*reason, "ort computes in f32, not in bf16");
   }
   EXPECT_EQ(refused, 1);
+}
+
+// What ONNX Runtime runs faster as one node is written as one.
+TEST(Onnx, SoftmaxIsOneNode) {
+  Builder b("softmax");
+  const Value x = b.input("x", {DType::kF32, {2, 3, 5}});
+  b.output("y", ops::softmax(x));
+  const std::string onnx = write_onnx(run_passes(std::move(b).build(), default_passes()));
+  EXPECT_TRUE(contains(onnx, "Softmax"));
+  EXPECT_FALSE(contains(onnx, "Exp")) << "nothing reads it any more";
+}
+
+TEST(Onnx, NodesOfAPatternStayWhereOthersReadThem) {
+  Builder b("softmax");
+  const Value x = b.input("x", {DType::kF32, {3, 5}});
+  const Value weights = ops::exp(ops::sub(x, ops::reduce_max(x, {1})));
+  b.output("weights", weights);
+  b.output("y", ops::div(weights, ops::reduce_sum(weights, {1})));
+  b.output("columns", ops::div(weights, ops::reduce_sum(weights, {0})));
+  const std::string onnx = write_onnx(std::move(b).build());
+  EXPECT_TRUE(contains(onnx, "Softmax"));
+  EXPECT_TRUE(contains(onnx, "Exp"));
+  EXPECT_TRUE(contains(onnx, "Div")) << "sums over other dimensions are no softmax";
+}
+
+TEST(Onnx, TargetsAreReadAndWrittenAlone) {
+  Builder b("targets");
+  const Value x = b.input("x", {DType::kF32, {3, 50}});
+  const Value target = b.input("target", {DType::kI32, {3, 1}});
+  const Value is_target = ops::compare(target, ops::iota(b, {DType::kI32, {1, 50}}, 1), "eq");
+  const Value zero = ops::constant(b, {DType::kF32, {1, 1}}, 0.0);
+  b.output("others", ops::select(is_target, zero, x));
+  b.output("at", ops::reduce_sum(ops::select(is_target, x, zero), {1}));
+  const std::string onnx = write_onnx(std::move(b).build());
+  EXPECT_TRUE(contains(onnx, "ScatterElements"));
+  EXPECT_TRUE(contains(onnx, "GatherElements"));
+  EXPECT_FALSE(contains(onnx, "ReduceSum"));
 }
 
 }  // namespace

@@ -4,12 +4,19 @@
 namespace npu {
 
 void lower_nodes(const Graph& graph, OpDef::Lower OpDef::*format, GraphWriter& writer,
-                 std::vector<GraphWriter::Ref>& refs) {
+                 std::vector<GraphWriter::Ref>& refs,
+                 const std::function<std::optional<GraphWriter::Ref>(NodeId)>& special) {
   std::vector<GraphWriter::Ref> inputs;
   std::vector<TensorType> input_types;
   for (size_t id = 0; id < graph.nodes().size(); ++id) {
     const Node& node = graph.nodes()[id];
     if (node.is_input()) continue;
+    if (special) {
+      if (const auto value = special(static_cast<NodeId>(id))) {
+        refs[id] = *value;
+        continue;
+      }
+    }
     inputs.clear();
     input_types.clear();
     for (const NodeId operand : node.inputs) {

@@ -7,6 +7,7 @@
 
 #include "backend/graph_writers.h"
 #include "backend/lowering.h"
+#include "backend/onnx_patterns.h"
 #include "ops/rows.h"
 
 namespace npu {
@@ -141,11 +142,19 @@ class OnnxWriter : public GraphWriter {
     // Inputs and outputs share one space of names in ONNX.
     named.name = input_names_.contains(name) ? fresh_name(name) : name;
     named.named = true;
+    outputs_.push_back(value);
     graph_.message(12, value_info(named.name, type));
   }
 
   std::string model(const std::string& graph_name) && {
+    std::vector<bool> needed(values_.size(), false);
+    for (const Ref output : outputs_) needed[static_cast<size_t>(output)] = true;
+    for (size_t i = nodes_.size(); i-- > 0;) {
+      if (!needed[static_cast<size_t>(nodes_[i].output)]) continue;
+      for (const Ref ref : nodes_[i].inputs) needed[static_cast<size_t>(ref)] = true;
+    }
     for (const WrittenNode& written : nodes_) {
+      if (!needed[static_cast<size_t>(written.output)]) continue;  // a pattern took its place
       Message message;
       for (const Ref ref : written.inputs) message.text(1, values_[static_cast<size_t>(ref)].name);
       message.text(2, values_[static_cast<size_t>(written.output)].name);
@@ -194,6 +203,7 @@ class OnnxWriter : public GraphWriter {
   std::set<std::string> input_names_, reserved_;
   std::vector<Value> values_;  // a Ref is an index
   std::vector<WrittenNode> nodes_;
+  std::vector<Ref> outputs_;
   std::map<std::string, Ref> constants_;
   Message graph_;
 };
@@ -210,7 +220,8 @@ std::string write_onnx(const Graph& graph, const ConstantInputs& constants) {
                                         ? writer.outside_constant(node.name, node.type)
                                         : writer.input(node.name, node.type);
   }
-  lower_nodes(graph, &OpDef::onnx, writer, refs);
+  lower_nodes(graph, &OpDef::onnx, writer, refs,
+              [&](NodeId id) { return write_onnx_pattern(graph, id, refs, writer); });
   for (const GraphOutput& output : graph.outputs()) {
     writer.output(refs[static_cast<size_t>(output.node)], output.name);
   }

@@ -22,6 +22,8 @@ using Library = std::shared_ptr<const OrtLibrary>;
 constexpr size_t kAlignment = 64;  // of vector loads
 constexpr double kCpuLaunchSeconds = 4e-6, kProviderLaunchSeconds = 50e-6;
 constexpr std::string_view kBlobKind = "onnxruntime";
+// Raised when write_onnx() says the same in other operations: cached blobs are then made anew.
+constexpr const char* kOnnxForm = "2";
 
 // One input or output of a session, with the memory that it is bound to at present.
 struct Port {
@@ -215,7 +217,7 @@ class OrtBackend : public Backend {
     const Result<Library> loaded = library();
     if (!loaded) return loaded.error();
     return "onnxruntime " + loaded.value()->version() +
-           (provider_.empty() ? " CPU" : " " + provider_);
+           (provider_.empty() ? " CPU" : " " + provider_) + ", ONNX form " + kOnnxForm;
   }
 
   std::optional<std::string> unsupported(const Graph& graph, NodeId id) override {

@@ -1,0 +1,133 @@
+// Softmax, and values at or without the target's column.
+#include "backend/onnx_patterns.h"
+
+#include <string_view>
+
+namespace npu {
+namespace {
+
+using Ref = GraphWriter::Ref;
+
+struct Pattern {
+  const Graph& graph;
+  const std::vector<Ref>& refs;
+  GraphWriter& writer;
+
+  bool is(NodeId id, std::string_view op) const {
+    const Node& node = graph.node(id);
+    return !node.is_input() && node.op->name == op;
+  }
+  bool is_zero(NodeId id) const {
+    return is(id, "constant") && graph.node(id).attrs.real("value") == 0.0;
+  }
+  bool over_last(NodeId id, std::string_view op) const {
+    if (!is(id, op)) return false;
+    const int64_t last = static_cast<int64_t>(graph.node(id).type.shape.size()) - 1;
+    return graph.node(id).attrs.integers("axes") == std::vector<int64_t>{last};
+  }
+  Ref ref(NodeId id) const { return refs[static_cast<size_t>(id)]; }
+  Ref write(std::string_view type, std::vector<Ref> inputs, const Attrs& attrs,
+            const TensorType& out) const {
+    return writer.node(type, inputs, attrs, out);
+  }
+
+  std::optional<Ref> softmax(const Node& node) const;
+  std::optional<NodeId> target_of(NodeId condition) const;
+  // The column of x that each row's target names, and whether there is one: targets outside the
+  // columns name none.
+  struct Target {
+    Ref column_R1, exists_R1, value_R1;
+  };
+  Target at_target(NodeId target, NodeId x) const;
+  Ref zero() const { return writer.constant(Tensor::from_f32({1, 1}, std::vector<float>{0})); }
+  std::optional<Ref> without_target(const Node& node) const;
+  std::optional<Ref> target_value(const Node& node) const;
+};
+
+// exp(x − max x) / Σ exp(x − max x) along the last dimension.
+std::optional<Ref> Pattern::softmax(const Node& node) const {
+  const NodeId exp = node.inputs[0], sum = node.inputs[1];
+  if (!is(exp, "exp") || !over_last(sum, "reduce_sum") || graph.node(sum).inputs[0] != exp) {
+    return std::nullopt;
+  }
+  const NodeId difference = graph.node(exp).inputs[0];
+  if (!is(difference, "sub")) return std::nullopt;
+  const NodeId x = graph.node(difference).inputs[0];
+  NodeId max = graph.node(difference).inputs[1];
+  if (is(max, "stop_gradient")) max = graph.node(max).inputs[0];
+  if (!over_last(max, "reduce_max") || graph.node(max).inputs[0] != x) return std::nullopt;
+  return write("Softmax", {ref(x)}, {{"axis", int64_t{-1}}}, node.type);
+}
+
+// t where the node is t_R1 == column_1C.
+std::optional<NodeId> Pattern::target_of(NodeId condition) const {
+  if (!is(condition, "compare") || graph.node(condition).attrs.string("kind") != "eq") {
+    return std::nullopt;
+  }
+  const NodeId target = graph.node(condition).inputs[0], column = graph.node(condition).inputs[1];
+  const TensorType& type = graph.node(target).type;
+  if (!is(column, "iota") || graph.node(column).attrs.integer("axis") != 1) return std::nullopt;
+  if (graph.node(column).type.shape.size() != 2 || graph.node(column).type.shape[0] != 1 ||
+      type.dtype != DType::kI32 || type.shape[1] != 1) {
+    return std::nullopt;
+  }
+  return target;
+}
+
+Pattern::Target Pattern::at_target(NodeId target, NodeId x) const {
+  const TensorType& index = graph.node(target).type;
+  const TensorType& rows = graph.node(x).type;
+  const auto last = static_cast<int32_t>(rows.shape[1] - 1);
+  const Ref low = writer.constant(Tensor::from_i32({1, 1}, std::vector<int32_t>{0}));
+  const Ref high = writer.constant(Tensor::from_i32({1, 1}, std::vector<int32_t>{last}));
+  Target at{};
+  at.column_R1 = write("Min", {write("Max", {ref(target), low}, {}, index), high}, {}, index);
+  at.exists_R1 = write("Equal", {at.column_R1, ref(target)}, {}, {DType::kPred, index.shape});
+  at.value_R1 = write("GatherElements", {ref(x), at.column_R1}, {{"axis", int64_t{1}}},
+                      {rows.dtype, index.shape});
+  return at;
+}
+
+// select(is target, 0, x): only one value of each row changes.
+std::optional<Ref> Pattern::without_target(const Node& node) const {
+  const NodeId x = node.inputs[2];
+  const auto target = target_of(node.inputs[0]);
+  if (!target || !is_zero(node.inputs[1]) || graph.node(x).type != node.type ||
+      graph.node(*target).type.shape[0] != node.type.shape[0] || node.type.dtype != DType::kF32) {
+    return std::nullopt;
+  }
+  const Target at = at_target(*target, x);
+  const TensorType column{node.type.dtype, {node.type.shape[0], 1}};
+  const Ref update = write("Where", {at.exists_R1, zero(), at.value_R1}, {}, column);
+  return write("ScatterElements", {ref(x), at.column_R1, update}, {{"axis", int64_t{1}}},
+               node.type);
+}
+
+// Σ select(is target, x, 0) along the columns: one value of each row.
+std::optional<Ref> Pattern::target_value(const Node& node) const {
+  const NodeId chosen = node.inputs[0];
+  if (!is(chosen, "select") || node.type.shape.size() != 2) return std::nullopt;
+  const Node& select = graph.node(chosen);
+  const NodeId x = select.inputs[1];
+  const auto target = target_of(select.inputs[0]);
+  if (!target || !is_zero(select.inputs[2]) || graph.node(x).type != select.type ||
+      graph.node(*target).type.shape[0] != node.type.shape[0] || node.type.dtype != DType::kF32) {
+    return std::nullopt;
+  }
+  const Target at = at_target(*target, x);
+  return write("Where", {at.exists_R1, at.value_R1, zero()}, {}, node.type);
+}
+
+}  // namespace
+
+std::optional<Ref> write_onnx_pattern(const Graph& graph, NodeId id, const std::vector<Ref>& refs,
+                                      GraphWriter& writer) {
+  const Pattern pattern{graph, refs, writer};
+  const Node& node = graph.node(id);
+  if (pattern.is(id, "div")) return pattern.softmax(node);
+  if (pattern.is(id, "select")) return pattern.without_target(node);
+  if (pattern.over_last(id, "reduce_sum")) return pattern.target_value(node);
+  return std::nullopt;
+}
+
+}  // namespace npu
