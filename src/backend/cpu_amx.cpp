@@ -7,7 +7,7 @@ namespace {
 
 // The smaller operand stays packed in L2 while the larger one passes by in strips of kBlock.
 constexpr int64_t kResidentBytes = int64_t{3} << 19;
-constexpr int64_t kMaxK = 2048;
+constexpr int64_t kMaxK = 768;
 constexpr int64_t kLeastX = 256;  // resident x below which k is cut instead
 constexpr int64_t kStripBytes = kMaxK / kTileK * kParts * kPart;
 static_assert(kResidentBytes + kStripBytes + 2 * kBlock * kBlock * 4 <=
@@ -119,7 +119,8 @@ class Multiplier {
     const int64_t k_tiles = round_up(k_count, kTileK) / kTileK;
     place_resident({&resident(), x0, x_count, k, k_count}, k_tiles);
     const bool packed = wide().packed_parts > 0;
-    int parts = packed ? wide().packed_parts : 1;
+    int& parts = wide_parts_;
+    if (packed) parts = wide().packed_parts;
     for (int64_t x = 0; x < wide_x; x += kBlock) {
       const int64_t count = smaller(kBlock, wide_x - x);
       const std::byte* const tiles = packed ? packed_block(wide(), x, k) : strip_;
@@ -143,20 +144,24 @@ class Multiplier {
 
   void multiply_strip(const Strip& strip, int64_t x0, int64_t x_count, int64_t k_tiles) {
     const int64_t blocks = round_up(x_count, kBlock) / kBlock;
-    const int64_t lines =
-        strip.next == nullptr ? 0 : (strip.parts * kPart / 64 + blocks - 1) / blocks;
+    const int64_t strip_lines = (strip.parts * kPart / 64 + blocks - 1) / blocks;
+    const bool resident_comes =
+        strip.x == 0 && resident().packed_parts == 1 && strip.next == nullptr;
     for (int64_t b = 0; b < blocks; ++b) {
       const std::byte* const block = resident_blocks_ + b * block_bytes_;
       float* const sums = sums_[pending_.sums == sums_[0] ? 1 : 0];
-      const BlockWork work{wide_is_left_ ? strip.tiles : block,
-                           wide_is_left_ ? block : strip.tiles,
-                           k_tiles,
-                           sums,
-                           [](void* self) { static_cast<Multiplier*>(self)->store_piece(); },
-                           this,
-                           kPieces - pending_.pieces,
-                           strip.next + b * k_tiles * lines * 64,
-                           lines};
+      const BlockWork work{
+          wide_is_left_ ? strip.tiles : block,
+          wide_is_left_ ? block : strip.tiles,
+          k_tiles,
+          sums,
+          [](void* self) { static_cast<Multiplier*>(self)->store_piece(); },
+          this,
+          kPieces - pending_.pieces,
+          resident_comes ? block + block_bytes_ : strip.next + b * k_tiles * strip_lines * 64,
+          resident_comes          ? kPart / 64
+          : strip.next == nullptr ? 0
+                                  : strip_lines};
       const bool two_wide = strip.count > kTileX, two_resident = x_count - b * kBlock > kTileX;
       if (wide_is_left_) {
         find_block(strip.parts, resident_parts_, two_wide, two_resident)(work);
@@ -190,6 +195,7 @@ class Multiplier {
   AmxProduct p_;
   bool wide_is_lhs_ = false, wide_is_left_ = false;
   int resident_parts_ = kParts;
+  int wide_parts_ = 1;  // of the last strip, likely those of the next
   const std::byte* resident_blocks_ = nullptr;
   int64_t block_bytes_ = 0;
   std::byte *resident_, *strip_;

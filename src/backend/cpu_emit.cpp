@@ -51,6 +51,14 @@ void cut_packed(const GemmStep& gemm, Step& step) {
   step.chunk_cols = std::max(kMinPartCols, rounded((gemm.n + kMostColParts - 1) / kMostColParts));
 }
 
+// With a k so long that the packed rows would come from memory once more for each chunk of columns,
+// a chunk has all columns and packs its rows itself.
+void cut_by_rows(Step& step) {
+  constexpr int64_t kMostRows = 128, kAmxRows = 32;
+  const int64_t half = (step.rows / 2 + kAmxRows - 1) / kAmxRows * kAmxRows;
+  step.chunk_rows = std::min(kMostRows, half);
+}
+
 // One product of activations by an input, neither side too small for tiles.
 bool is_by_weight(const EmitContext& context, const GemmStep& gemm, NodeId rhs) {
   constexpr int64_t kLeast = 32;
@@ -71,13 +79,14 @@ void finish_gemm(const EmitContext& context, const GemmSpec& spec, GemmStep gemm
   step.rows = gemm.space.rows;
   step.chunk_rows = rows_per_chunk(step.rows);
   const Node& product = context.graph.node(spec.product);
-  // With a longer k the packed rows would come from memory once more for each chunk of columns.
   constexpr int64_t kMostPackedK = 3072;
   gemm.by_weight = is_by_weight(context, gemm, product.inputs[1]);
   gemm.packed = gemm.by_weight && gemm.k <= kMostPackedK;
   gemm.turned = gemm.rhs_transposed;
   if (gemm.packed) {
     cut_packed(gemm, step);
+  } else if (gemm.by_weight) {
+    cut_by_rows(step);
   } else if (gemm.space.sizes.size() <= 1) {
     cut_product(gemm, step.rows, step);
   }

@@ -1,3 +1,4 @@
+// Makes packed weights and finds them again in their buffers.
 #include "backend/cpu_packed_weights.h"
 
 #include <atomic>

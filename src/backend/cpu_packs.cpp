@@ -1,3 +1,4 @@
+// Packs of activations: which values, for which side, and after which step.
 #include "backend/cpu_packs.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Reads and writes of each kind of step.
 #include "backend/cpu_touch.h"
 
 #include <variant>

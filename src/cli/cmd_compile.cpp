@@ -87,7 +87,7 @@ StepCost step_cost(const std::vector<GroupRow>& rows, const BucketGraphs& bucket
 Json plan_json(const ModelConfig& config, const Prepared& prepared,
                const std::vector<GroupRow>& rows) {
   const Traits& traits = prepared.backend->traits();
-  const MemoryEstimate memory = estimate_memory(config, prepared.graphs);
+  const MemoryEstimate memory = estimate_memory(config, prepared.graphs, prepacks(prepared));
   const auto [launches, layer_launches, flops] = step_cost(rows, prepared.graphs.longest());
   const LayerOptions& layer = prepared.graphs.options.layer;
   const int64_t tokens = layer.batch * layer.seq_len;
@@ -115,6 +115,7 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
       {"recompute", prepared.graphs.options.recompute == Recompute::kNone ? "none" : "layer"},
       {"memory",
        {{"weights", memory.weights},
+        {"prepacked", memory.prepacked},
         {"activations", memory.activations},
         {"saved", memory.saved},
         {"head", memory.head},
@@ -197,7 +198,8 @@ int cmd_plan(const Options& options) {
     for (const std::string& line : describe_placement(*planned.placement))
       std::cout << "  " << line << "\n";
   }
-  std::cout << "\nmemory MiB: weights " << mib(json["memory"]["weights"]) << ", activations "
+  std::cout << "\nmemory MiB: weights " << mib(json["memory"]["weights"]) << ", prepacked "
+            << mib(json["memory"]["prepacked"]) << ", activations "
             << mib(json["memory"]["activations"]) << ", kept for backward "
             << mib(json["memory"]["saved"]) << " (recompute "
             << json["recompute"].get<std::string>() << "), head " << mib(json["memory"]["head"])

@@ -204,7 +204,7 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
     layer.weight_dtype = traits.widens_weights ? config.storage_dtype : layer.activation_dtype;
   }
   const std::string prepack = options.choice("prepack", {"auto", "on", "off"});
-  if (prepack != "auto") session.prepack = prepack == "on";
+  session.prepack = prepack == "auto" ? traits.prepack == Prepack::kByDefault : prepack == "on";
   if (prepack == "on" && traits.prepack == Prepack::kNever) {
     throw UserError({ErrorKind::kUsage, "--prepack",
                      "needs a backend that can keep weights in a form of its own", traits.name,
@@ -216,7 +216,8 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
 void resolve_recompute(const Options& options, const ModelConfig& config, SessionOptions& session) {
   const std::string mode = options.choice("recompute", {"auto", "none", "layer"});
   if (mode == "auto") {
-    session.graphs.recompute = choose_recompute(config, session.graphs, available_memory_bytes());
+    session.graphs.recompute = choose_recompute(
+        config, session.graphs, session.prepack.value_or(false), available_memory_bytes());
   } else {
     session.graphs.recompute = mode == "none" ? Recompute::kNone : Recompute::kLayer;
   }

@@ -116,15 +116,19 @@ std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
                                   const WeightStore& weights, bool adopt_weights) {
   DeviceOptions device_options;
   device_options.threads = prepared.options.threads;
-  device_options.prepack = prepared.options.prepack.value_or(
-      prepared.backend->traits().prepack == Prepack::kByDefault);
+  device_options.prepack = prepacks(prepared);
   auto runtime =
       Runtime::create(std::move(prepared.plan), *prepared.backend, device_options).take();
   return std::make_unique<ModelRunner>(config, std::move(prepared.graphs), std::move(runtime),
                                        weights, adopt_weights);
 }
 
-MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs) {
+bool prepacks(const Prepared& prepared) {
+  return prepared.options.prepack.value_or(prepared.backend->traits().prepack ==
+                                           Prepack::kByDefault);
+}
+
+MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs, bool prepack) {
   const GraphOptions& o = graphs.options;
   const int64_t weight_bytes = static_cast<int64_t>(dtype_bytes(o.layer.weight_dtype));
   const int64_t compute_bytes = static_cast<int64_t>(dtype_bytes(o.layer.compute_dtype()));
@@ -142,6 +146,9 @@ MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& gra
   memory.weights = (layers * linear_elements + embedding) * weight_bytes +
                    layers * (2 * config.hidden_size * compute_bytes + adapter_elements * 4);
   if (!config.tie_word_embeddings) memory.weights += embedding * weight_bytes;
+  // As bf16: the backward's products read them in another order, the forward's as bf16 rows.
+  const int64_t directions = (o.layer.weight_dtype == DType::kBF16 ? 0 : 1) + (o.train ? 1 : 0);
+  if (prepack) memory.prepacked = directions * (layers * linear_elements + embedding) * 2;
   const int64_t kept = o.train ? layers + 3 : 2;
   memory.activations = kept * rows_M * config.hidden_size * stream_bytes +
                        o.layer.batch * o.layer.seq_len * o.layer.seq_len * compute_bytes;
@@ -181,11 +188,11 @@ double host_matmul_rate(const ModelConfig& config, const LayerOptions& options, 
   return graph.contraction_flops() / best_seconds;
 }
 
-Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options,
+Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options, bool prepack,
                            int64_t available_bytes) {
   GraphOptions keep = options;
   keep.recompute = Recompute::kNone;
-  const int64_t needed = estimate_memory(config, build_model_graphs(config, keep)).total();
+  const int64_t needed = estimate_memory(config, build_model_graphs(config, keep), prepack).total();
   // A fifth is left for the runtime's own temporaries and for what else the machine does.
   const bool fits = needed < available_bytes / 5 * 4;
   log_info("train", std::string("recompute ") + (fits ? "none" : "layer") +

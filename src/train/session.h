@@ -60,17 +60,19 @@ std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
 
 // Bytes that a run holds on the device and, on host-memory backends, in this process.
 struct MemoryEstimate {
-  int64_t weights = 0, activations = 0, saved = 0, head = 0, optimizer = 0;
-  int64_t total() const { return weights + activations + saved + head + optimizer; }
+  int64_t weights = 0, prepacked = 0, activations = 0, saved = 0, head = 0, optimizer = 0;
+  int64_t total() const { return weights + prepacked + activations + saved + head + optimizer; }
 };
-MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs);
+// `prepack`: the device keeps frozen weights in other forms too.
+MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs, bool prepack);
+bool prepacks(const Prepared& prepared);
 
 // Floating-point operations a second that one product of this model's sizes reaches on the host:
 // what `plan` estimates with. Takes a few hundredths of a second.
 double host_matmul_rate(const ModelConfig& config, const LayerOptions& options, int threads);
 
 // `--recompute auto`: keep activations when the estimate fits in `available_bytes`, else recompute.
-Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options,
+Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options, bool prepack,
                            int64_t available_bytes);
 
 }  // namespace npu
