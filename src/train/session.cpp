@@ -116,12 +116,13 @@ std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
                                   const WeightStore& weights, bool adopt_weights) {
   DeviceOptions device_options;
   device_options.threads = prepared.options.threads;
-  device_options.prepack = prepared.options.prepack.value_or(
-      prepared.backend->traits().prepack == Prepack::kByDefault);
+  device_options.prepack =
+      prepared.options.prepack.value_or(prepared.backend->traits().prepack == Prepack::kByDefault);
+  const int threads = device_options.threads;
   auto runtime =
       Runtime::create(std::move(prepared.plan), *prepared.backend, device_options).take();
   return std::make_unique<ModelRunner>(config, std::move(prepared.graphs), std::move(runtime),
-                                       weights, adopt_weights);
+                                       weights, adopt_weights, threads);
 }
 
 MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs) {
@@ -182,15 +183,16 @@ double host_matmul_rate(const ModelConfig& config, const LayerOptions& options, 
 }
 
 Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options,
-                           int64_t available_bytes) {
+                           const std::function<int64_t(const MemoryEstimate&)>& needed,
+                           int64_t available_bytes, std::string_view where) {
   GraphOptions keep = options;
   keep.recompute = Recompute::kNone;
-  const int64_t needed = estimate_memory(config, build_model_graphs(config, keep)).total();
+  const int64_t bytes = needed(estimate_memory(config, build_model_graphs(config, keep)));
   // A fifth is left for the runtime's own temporaries and for what else the machine does.
-  const bool fits = needed < available_bytes / 5 * 4;
+  const bool fits = bytes < available_bytes / 5 * 4;
   log_info("train", std::string("recompute ") + (fits ? "none" : "layer") +
-                        ": keeping activations needs " + std::to_string(needed >> 20) + " MiB of " +
-                        std::to_string(available_bytes >> 20) + " MiB available");
+                        ": keeping activations needs " + std::to_string(bytes >> 20) + " MiB of " +
+                        std::to_string(available_bytes >> 20) + " MiB " + std::string(where));
   return fits ? Recompute::kNone : Recompute::kLayer;
 }
 
