@@ -164,6 +164,28 @@ TEST_P(RunnerTest, AStepMixesLengths) {
   }
 }
 
+// Position tables and mask stay on the device while the layout does, and only then.
+TEST_P(RunnerTest, ALayoutThatChangesIsSeen) {
+  run.batch = 1;
+  const int64_t s = golden.batch.seq_len;
+  const Batch whole = prefix(golden, 20, s);
+  Batch halves = whole, restarted = whole;
+  for (size_t i = 10; i < 20; ++i) {
+    halves.segments[i] = 1;
+    halves.positions[i] = restarted.positions[i] = static_cast<int32_t>(i - 10);
+  }
+  auto runner = golden.runner(run);
+  const auto loss = [&](ModelRunner& r, const Batch& batch) {
+    return run_once(r, golden.parameters(), batch).loss;
+  };
+  const double of_whole = loss(*runner, whole);
+  EXPECT_EQ(loss(*runner, whole), of_whole);
+  for (const Batch& other : {halves, restarted, halves}) {
+    EXPECT_EQ(loss(*runner, other), loss(*golden.runner(run), other));
+  }
+  EXPECT_EQ(loss(*runner, whole), of_whole);
+}
+
 TEST_P(RunnerTest, RepeatsBitForBit) {
   auto runner = golden.runner(run);
   const RunResult first = run_once(*runner, golden.parameters(), golden.batch);

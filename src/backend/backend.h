@@ -38,6 +38,7 @@ struct Traits {
   bool host_cpu = false;                // its device is this CPU, as the reference's is
   bool widens_weights = false;          // 16-bit weights are widened inside matmuls at no cost
   Prepack prepack = Prepack::kNever;
+  int64_t memory_bytes = 0;  // of the device, where buffers lie in memory of its own; 0 = unknown
   // Passes of transform/legalise.h, by name, that its compiler needs after the default ones.
   std::vector<std::string> legalise;
 };

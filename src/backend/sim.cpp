@@ -40,6 +40,7 @@ Traits traits_of(const sim::Profile& profile, const std::string& name) {
   if (profile.limits.known) traits.limits = profile.limits.most;
   traits.host_parts = profile.host_parts;
   traits.host_memory = profile.host_memory;
+  if (!profile.host_memory) traits.memory_bytes = profile.memory_bytes;
   traits.launch_seconds = profile.costs.launch_seconds;
   traits.precision = precision_of(profile);
   traits.exact_f32 = exact_f32(profile);

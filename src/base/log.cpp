@@ -4,9 +4,13 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <set>
 #include <string>
+
+#include "base/error.h"
 
 namespace npu {
 namespace {
@@ -20,6 +24,8 @@ class Logger {
   }
 
   void write(LogLevel level, std::string_view channel, std::string_view message) {
+    NPU_CHECK(std::ranges::find(kLogChannels, channel) != std::end(kLogChannels),
+              "no log channel " + std::string(channel));
     if (!shown(level, channel)) return;
     std::string line(message);
     for (char& c : line) {

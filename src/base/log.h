@@ -7,8 +7,13 @@ namespace npu {
 
 enum class LogLevel { kDebug, kInfo, kWarn, kError };
 
-// Writes "level channel: message". Channels ("cache", "compile", "train", …) can be opened one by
-// one with set_log_channels: an open channel also shows its kDebug lines (`--log cache,compile`).
+// Every channel that is written to; "all" opens all of them.
+inline constexpr std::string_view kLogChannels[] = {
+    "all",   "cache", "check",  "compile",   "convert", "data",    "diagnose",
+    "drift", "eval",  "memory", "placement", "plan",    "runtime", "train"};
+
+// Writes "level channel: message". Channels can be opened one by one with set_log_channels: an open
+// channel also shows its kDebug lines (`--log cache,compile`).
 void log(LogLevel level, std::string_view channel, std::string_view message);
 inline void log_info(std::string_view channel, std::string_view message) {
   log(LogLevel::kInfo, channel, message);

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "cli/commands.h"
+#include "cli/memory_room.h"
 #include "cli/training.h"
 
 namespace npu {
@@ -88,6 +89,7 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
                const std::vector<GroupRow>& rows) {
   const Traits& traits = prepared.backend->traits();
   const MemoryEstimate memory = estimate_memory(config, prepared.graphs, prepacks(prepared));
+  const MemoryRoom room = memory_room(traits);
   const auto [launches, layer_launches, flops] = step_cost(rows, prepared.graphs.longest());
   const LayerOptions& layer = prepared.graphs.options.layer;
   const int64_t tokens = layer.batch * layer.seq_len;
@@ -106,13 +108,15 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
       {"launches_per_step", launches},
       {"bytes_h2d_per_step", x_bytes + rope_mask + adapter_bytes},
       {"bytes_d2h_per_step", adapter_bytes + x_bytes},
-      {"device_bytes", traits.host_memory ? 0 : memory.total()},
+      {"device_bytes", traits.host_memory ? 0 : memory.total() - memory.optimizer},
       {"host_bytes", traits.host_memory ? memory.total() : memory.optimizer},
       {"flops_per_step", flops},
       {"estimated_step_seconds", step_seconds},
       {"estimated_tok_s", static_cast<double>(tokens) / step_seconds},
       {"launch_seconds_per_step", static_cast<double>(launches) * traits.launch_seconds},
       {"recompute", prepared.graphs.options.recompute == Recompute::kNone ? "none" : "layer"},
+      {"memory_room", room.bytes},
+      {"memory_fits", needed_bytes(memory, room) <= room.bytes},
       {"memory",
        {{"weights", memory.weights},
         {"prepacked", memory.prepacked},
@@ -157,6 +161,8 @@ int cmd_plan(const Options& options) {
   const std::vector<GroupRow> rows = group_rows(planned.config, planned.prepared);
   Json json = plan_json(planned.config, planned.prepared, rows);
   if (planned.placement) json["placement"] = Json::parse(print_evidence(*planned.placement));
+  const Traits& traits = planned.prepared.backend->traits();
+  warn_of_memory(planned.config, planned.prepared);
   if (options.flag("json")) {
     std::cout << json.dump(2) << "\n";
     return 0;
@@ -203,7 +209,8 @@ int cmd_plan(const Options& options) {
             << mib(json["memory"]["activations"]) << ", kept for backward "
             << mib(json["memory"]["saved"]) << " (recompute "
             << json["recompute"].get<std::string>() << "), head " << mib(json["memory"]["head"])
-            << ", optimizer " << mib(json["memory"]["optimizer"])
+            << ", optimizer " << mib(json["memory"]["optimizer"]) << "; "
+            << mib(json["memory_room"]) << " " << memory_room(traits).where
             << "\nmoved a step, KiB: to the device "
             << (json["bytes_h2d_per_step"].get<int64_t>() >> 10) << ", back "
             << (json["bytes_d2h_per_step"].get<int64_t>() >> 10)

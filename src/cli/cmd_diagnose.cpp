@@ -8,6 +8,7 @@
 #include "base/text.h"
 #include "cli/check_report.h"
 #include "cli/diagnose.h"
+#include "cli/memory_room.h"
 #include "ir/text.h"
 #include "train/first_failing.h"
 

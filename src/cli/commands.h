@@ -69,9 +69,6 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
 // --disable-pass, each name checked.
 std::set<std::string, std::less<>> disabled_passes(const Options& options);
 
-// What is left on this host, or in this container where that is less.
-int64_t available_memory_bytes();
-
 // Fills graphs.recompute from --recompute, by memory for `auto`.
 void resolve_recompute(const Options& options, const ModelConfig& config, SessionOptions& session);
 

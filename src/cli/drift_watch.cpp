@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
+#include "cli/memory_room.h"
 #include "train/runner_weights.h"
 
 namespace npu {

@@ -1,8 +1,11 @@
 // npu-lora: the table of commands, and the one place where errors become exit codes.
+#include <algorithm>
 #include <exception>
 #include <iostream>
 
 #include "base/log.h"
+#include "base/nearest.h"
+#include "base/text.h"
 #include "base/version.h"
 #include "cli/commands.h"
 #include "compile/plan.h"
@@ -46,6 +49,12 @@ void print_help() {
                "143/130 stopped by a signal after a checkpoint\n";
 }
 
+void check_channel(const std::string& channel) {
+  if (std::ranges::find(kLogChannels, channel) != std::end(kLogChannels)) return;
+  fail(ErrorKind::kUsage, "--log", "unknown channel", "'" + channel + "'",
+       "use " + joined(kLogChannels));
+}
+
 int dispatch(const std::vector<std::string>& arguments) {
   if (arguments.empty() || arguments[0] == "--help" || arguments[0] == "-h" ||
       arguments[0] == "help") {
@@ -61,11 +70,16 @@ int dispatch(const std::vector<std::string>& arguments) {
     if (command.spec.name != arguments[0]) continue;
     const auto options = Options::parse(command.spec, {arguments.begin() + 1, arguments.end()});
     if (!options) return 0;
-    if (options->has("log")) set_log_channels(options->text("log"));
+    if (options->has("log")) {
+      for (const std::string& channel : options->words("log")) check_channel(channel);
+      set_log_channels(joined(options->words("log"), ","));
+    }
     return command.run(*options);
   }
+  std::vector<std::string> names;
+  for (const Command& command : command_table()) names.emplace_back(command.spec.name);
   fail(ErrorKind::kUsage, "npu-lora", "unknown command", "'" + arguments[0] + "'",
-       "npu-lora --help lists the commands");
+       did_you_mean(arguments[0], names) + "npu-lora --help lists the commands");
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/nearest.h"
 #include "base/text.h"
 
 namespace npu {
@@ -54,6 +55,14 @@ std::string flag_names(std::string_view command, const OptionSpec& spec) {
   return names;
 }
 
+std::vector<std::string> option_names(std::string_view command) {
+  std::vector<std::string> names;
+  for (const OptionSpec& spec : option_table()) {
+    if (takes(spec, command)) names.emplace_back(spec.name);
+  }
+  return names;
+}
+
 std::map<std::string, std::vector<std::string>> read_yaml(const std::string& path,
                                                           std::string_view command) {
   std::map<std::string, std::vector<std::string>> values;
@@ -68,7 +77,8 @@ std::map<std::string, std::vector<std::string>> read_yaml(const std::string& pat
       const OptionSpec* spec = find_spec(name);
       if (spec == nullptr || !takes(*spec, command)) {
         fail(ErrorKind::kUsage, where, "unknown option", "'" + name + "'",
-             "names are those of `npu-lora " + std::string(command) + " --help` without --");
+             did_you_mean(name, option_names(command)) + "names are those of `npu-lora " +
+                 std::string(command) + " --help` without --");
       }
       if (item.second.IsNull()) continue;
       if (item.second.IsSequence()) {
@@ -91,11 +101,19 @@ std::map<std::string, std::vector<std::string>> read_yaml(const std::string& pat
 }
 
 // What CLI11 found wrong, in this program's form.
-[[noreturn]] void fail_parse(const CommandSpec& command, const CLI::ParseError& error) {
-  std::string what = error.what();
+[[noreturn]] void fail_parse(const CommandSpec& command, const std::vector<std::string>& arguments,
+                             const CLI::ParseError& error) {
+  std::string what = error.what(), hint;
   std::replace(what.begin(), what.end(), '\n', ' ');
+  std::vector<std::string> known = {"--help"};
+  for (const std::string& name : option_names(command.name)) known.push_back("--" + name);
+  for (const std::string& argument : arguments) {
+    const std::string name = argument.substr(0, argument.find('='));
+    if (!hint.empty() || !name.starts_with("--") || std::ranges::count(known, name) > 0) continue;
+    hint = did_you_mean(name, known);
+  }
   fail(ErrorKind::kUsage, "npu-lora " + std::string(command.name), what, "",
-       "see npu-lora " + std::string(command.name) + " --help");
+       hint + "see npu-lora " + std::string(command.name) + " --help");
 }
 
 }  // namespace
@@ -139,7 +157,7 @@ std::optional<Options> Options::parse(const CommandSpec& command,
     std::cout << app.help();
     return std::nullopt;
   } catch (const CLI::ParseError& error) {
-    fail_parse(command, error);
+    fail_parse(command, arguments, error);
   }
   std::map<std::string, std::vector<std::string>> yaml;
   if (!texts["config"].empty()) yaml = read_yaml(texts["config"].front(), command.name);

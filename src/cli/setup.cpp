@@ -3,34 +3,17 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
 
 #include "base/log.h"
 #include "base/process.h"
 #include "cli/commands.h"
+#include "cli/memory_room.h"
 #include "train/head.h"
 #include "transform/legalise.h"
 
 namespace npu {
 namespace {
-
-// A number in a cgroup file; `otherwise` when there is none ("max", or no such file).
-int64_t cgroup_bytes(const char* file, int64_t otherwise) {
-  std::ifstream in(file);
-  int64_t bytes = 0;
-  return in >> bytes ? bytes : otherwise;
-}
-
-int64_t host_memory_bytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key;
-  int64_t kib = 0;
-  for (std::string unit; meminfo >> key >> kib; std::getline(meminfo, unit)) {
-    if (key == "MemAvailable:") return kib << 10;
-  }
-  return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
-}
 
 DType dtype_option(const Options& options, std::string_view name) {
   const std::string text = options.choice(name, {"f32", "bf16", "f16"});
@@ -42,12 +25,6 @@ DType dtype_option(const Options& options, std::string_view name) {
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
-}
-
-int64_t available_memory_bytes() {
-  const int64_t limit = cgroup_bytes("/sys/fs/cgroup/memory.max", INT64_MAX);
-  const int64_t used = cgroup_bytes("/sys/fs/cgroup/memory.current", 0);
-  return std::min(host_memory_bytes(), std::max<int64_t>(0, limit - used));
 }
 
 std::vector<fs::path> hub_roots() {
@@ -216,8 +193,11 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
 void resolve_recompute(const Options& options, const ModelConfig& config, SessionOptions& session) {
   const std::string mode = options.choice("recompute", {"auto", "none", "layer"});
   if (mode == "auto") {
+    const MemoryRoom room = memory_room(make_backend(session.backend).take()->traits());
     session.graphs.recompute = choose_recompute(
-        config, session.graphs, session.prepack.value_or(false), available_memory_bytes());
+        config, session.graphs, session.prepack.value_or(false),
+        [&](const MemoryEstimate& memory) { return needed_bytes(memory, room); }, room.bytes,
+        room.where);
   } else {
     session.graphs.recompute = mode == "none" ? Recompute::kNone : Recompute::kLayer;
   }
@@ -268,6 +248,7 @@ std::unique_ptr<ModelRunner> start_runner(const ModelConfig& config, const Sessi
   const CompileReport report = compile(prepared);
   if (bar) std::cerr << "\r\033[K";
   report_compile(report, quiet);
+  warn_of_memory(config, prepared);
   return load(config, std::move(prepared), weights);
 }
 

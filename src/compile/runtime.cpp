@@ -221,7 +221,8 @@ std::optional<Error> Runtime::State::load_host_part(size_t distinct) {
   if (on_host[distinct]) return std::nullopt;
   if (!host) {
     cpu = make_backend("cpu").take();
-    Result<std::unique_ptr<Device>> opened = cpu->open(options);
+    // The other device's forms of a buffer stand where the host's would.
+    Result<std::unique_ptr<Device>> opened = cpu->open({.threads = options.threads});
     if (!opened) return opened.error();
     host = std::move(opened.value());
   }

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "io/config_reader.h"
-#include "io/nearest.h"
+#include "base/nearest.h"
 #include "io/quote.h"
 #include "io/safetensors.h"
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace npu {
 namespace {
@@ -50,12 +51,24 @@ void embedding_rows(const Tensor& embedding_VH, const Batch& batch, DType comput
   std::memcpy(x_MH.mutable_data(), converted.data(), converted.bytes());
 }
 
-void rope_inputs(const ModelConfig& config, const Batch& batch, Tensor& cos, Tensor& sin) {
-  const RopeTables tables = rope_tables(config, batch.positions);
-  const Tensor cos_converted = tables.cos.to(cos.dtype()),
-               sin_converted = tables.sin.to(sin.dtype());
-  std::memcpy(cos.mutable_data(), cos_converted.data(), cos.bytes());
-  std::memcpy(sin.mutable_data(), sin_converted.data(), sin.bytes());
+RopeRows::RopeRows(const ModelConfig& config, int64_t positions, DType dtype) {
+  std::vector<int32_t> all(static_cast<size_t>(positions));
+  std::iota(all.begin(), all.end(), 0);
+  const RopeTables tables = rope_tables(config, all);
+  cos_ = tables.cos.to(dtype);
+  sin_ = tables.sin.to(dtype);
+}
+
+void RopeRows::fill(const Tensor& table, const Batch& batch, Tensor& rows) {
+  const size_t row_bytes = table.bytes() / static_cast<size_t>(table.shape()[0]);
+  NPU_CHECK(rows.bytes() == batch.positions.size() * row_bytes && rows.dtype() == table.dtype(),
+            "RoPE rows of another shape than the batch's");
+  std::byte* to = rows.mutable_data();
+  for (const int32_t position : batch.positions) {
+    NPU_CHECK(position >= 0 && position < table.shape()[0], "position " + std::to_string(position));
+    std::memcpy(to, table.data() + static_cast<size_t>(position) * row_bytes, row_bytes);
+    to += row_bytes;
+  }
 }
 
 void attention_mask(const Batch& batch, Tensor& mask) {

@@ -11,8 +11,18 @@ namespace npu {
 // x's dtype.
 void embedding_rows(const Tensor& embedding_VH, const Batch& batch, DType compute, Tensor& x_MH);
 
-// cos, sin [B,1,S,D] for the batch's positions.
-void rope_inputs(const ModelConfig& config, const Batch& batch, Tensor& cos, Tensor& sin);
+// cos and sin of every position below a limit, in one dtype: a micro-batch copies its rows.
+class RopeRows {
+ public:
+  RopeRows(const ModelConfig& config, int64_t positions, DType dtype);
+  // cos, sin [B,1,S,D] for the batch's positions.
+  void fill_cos(const Batch& batch, Tensor& cos) const { fill(cos_, batch, cos); }
+  void fill_sin(const Batch& batch, Tensor& sin) const { fill(sin_, batch, sin); }
+
+ private:
+  static void fill(const Tensor& table, const Batch& batch, Tensor& rows);
+  Tensor cos_, sin_;  // [positions, D]
+};
 
 // mask [B,1,S,S]: 0 where row i may look at column j (same document, j ≤ i), mask_value elsewhere.
 // A padding row looks at itself alone, so that its softmax stays finite.

@@ -27,8 +27,8 @@ DeviceTensor DeviceModel::allocate(Device& device, TensorType type, std::string_
 }
 
 DeviceModel::DeviceModel(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
-                         const WeightStore& store, bool adopt)
-    : adopt_(adopt) {
+                         const WeightStore& store, bool adopt, ThreadPool& pool)
+    : adopt_(adopt), pool_(pool) {
   const LayerOptions& o = graphs.options.layer;
   lora_scale = allocate(device, {DType::kF32, {1, 1}}, "lora_scale");
   upload_tensor(device, lora_scale, Tensor::scalar_f32(static_cast<float>(o.lora.scale())));
@@ -55,8 +55,8 @@ DeviceModel::DeviceModel(const ModelConfig& config, const ModelGraphs& graphs, D
 }
 
 void DeviceModel::load_weight(Device& device, DeviceTensor& target, const WeightStore& store,
-                              const std::string& name) {
-  const Tensor stored = store.get(name);
+                              const std::string& name, std::vector<Copy>& copies) {
+  Tensor stored = store.get(name);
   if (adopt_ && stored.dtype() == target.type.dtype &&
       stored.size() == num_elements(target.type.shape)) {
     target.buffer = device.adopt(stored).take();
@@ -64,9 +64,40 @@ void DeviceModel::load_weight(Device& device, DeviceTensor& target, const Weight
     return;
   }
   if (target.buffer == nullptr) target = allocate(device, target.type, name);
-  upload_tensor(device, target, stored);
-  target.buffer->freeze();
-  store.release(stored);
+  copies.push_back({target, std::move(stored)});
+}
+
+void DeviceModel::copy_weights(Device& device, const WeightStore& store, std::vector<Copy> copies) {
+  // Pieces of some rows, for the threads to share: most of the time goes into the pages' first use.
+  constexpr int64_t kPieceBytes = 1 << 21;
+  std::vector<Copy> pieces;
+  for (Copy& copy : copies) {
+    const Shape& shape = copy.from.shape();
+    if (copy.to.buffer->host_pointer() == nullptr) {
+      upload_tensor(device, copy.to, copy.from);
+    } else if (shape.size() != 2 || shape != copy.to.type.shape) {
+      pieces.push_back(copy);
+    } else {
+      const int64_t row_bytes = copy.to.type.bytes() / shape[0];
+      const int64_t step = std::max<int64_t>(1, kPieceBytes / row_bytes);
+      for (int64_t row = 0; row < shape[0]; row += step) {
+        const int64_t end = std::min(shape[0], row + step);
+        const TensorType type{copy.to.type.dtype, {end - row, shape[1]}};
+        pieces.push_back({{device.view(copy.to.buffer, static_cast<size_t>(row * row_bytes),
+                                       static_cast<size_t>(type.bytes())),
+                           type},
+                          copy.from.rows(row, end)});
+      }
+    }
+  }
+  pool_.run(static_cast<int64_t>(pieces.size()), [&](int64_t i) {
+    Copy& piece = pieces[static_cast<size_t>(i)];
+    upload_tensor(device, piece.to, piece.from);
+  });
+  for (Copy& copy : copies) {
+    copy.to.buffer->freeze();
+    store.release(copy.from);
+  }
 }
 
 std::vector<std::pair<std::string, DeviceTensor>> DeviceModel::frozen_weights(
@@ -99,15 +130,17 @@ void DeviceModel::load_layer(const ModelConfig& config, const ModelGraphs& graph
     const TensorType block{DType::kU8, {block_bytes(types)}};
     weights = block_values(device, allocate(device, block, layer_name(layer, "weights")), types);
   }
+  std::vector<Copy> copies;
   auto& by_name = layers.emplace_back();
   for (size_t i = 0; i < names.size(); ++i) {
     if (is_stored_weight(names[i])) {
-      load_weight(device, weights[i], store, layer_name(layer, names[i]));
+      load_weight(device, weights[i], store, layer_name(layer, names[i]), copies);
     } else if (adopt_) {
       weights[i] = allocate(device, types[i], names[i]);
     }
     by_name[names[i]] = std::move(weights[i]);
   }
+  copy_weights(device, store, std::move(copies));
 }
 
 void DeviceModel::load_head(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
@@ -116,7 +149,9 @@ void DeviceModel::load_head(const ModelConfig& config, const ModelGraphs& graphs
   const int64_t vocab = config.vocab_size, hidden = config.hidden_size;
   const std::string& head_name = config.tie_word_embeddings ? kEmbedding : kHead;
   head.type = {o.weight_dtype, {vocab, hidden}};
-  load_weight(device, head, store, head_name);
+  std::vector<Copy> copies;
+  load_weight(device, head, store, head_name, copies);
+  copy_weights(device, store, std::move(copies));
   head_VH = read_tensor(device, head);
   embedding_VH = config.tie_word_embeddings ? head_VH : store.get(kEmbedding);
 

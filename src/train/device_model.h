@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "model/weights.h"
 #include "train/device_buffers.h"
 #include "train/model_graphs.h"
@@ -15,9 +16,9 @@ namespace npu {
 struct DeviceModel {
   // Errors: a weight missing from the store (kBadInput), device memory (kRetriable), as UserErrors.
   // `adopt`: weights of the right dtype are used in place where the device can. `graphs` must
-  // outlive it.
+  // outlive it. `pool` copies weights where the device's memory is the host's.
   DeviceModel(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
-              const WeightStore& weights, bool adopt);
+              const WeightStore& weights, bool adopt, ThreadPool& pool);
   DeviceModel(const DeviceModel&) = delete;
   DeviceModel& operator=(const DeviceModel&) = delete;
   std::vector<std::pair<std::string, DeviceTensor>> frozen_weights(const ModelConfig& config) const;
@@ -36,10 +37,17 @@ struct DeviceModel {
   int64_t bytes = 0;
 
  private:
+  struct Copy {
+    DeviceTensor to;
+    Tensor from;
+  };
   bool adopt_ = false;
-  // Fills `name`'s buffer, or makes `target` the stored tensor itself.
+  ThreadPool& pool_;
+  // Makes `target` the stored tensor itself; else adds a copy of it into target's buffer.
   void load_weight(Device& device, DeviceTensor& target, const WeightStore& store,
-                   const std::string& name);
+                   const std::string& name, std::vector<Copy>& copies);
+  // Does the copies; their buffers hold what they hold from then on.
+  void copy_weights(Device& device, const WeightStore& store, std::vector<Copy> copies);
   DeviceTensor allocate(Device& device, TensorType type, std::string_view what);
   void load_layer(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
                   const WeightStore& store, int64_t layer);

@@ -9,7 +9,7 @@ namespace npu {
 
 int64_t choose_loss_rows(std::span<const int64_t> counts, int64_t all) {
   // What a call costs beside its rows, in rows (docs/decisions/003-one-pass-head.md).
-  constexpr int64_t kCallRows = 32, kFewest = 8;
+  constexpr int64_t kCallRows = 64, kFewest = 8;
   std::vector<int64_t> sizes = {all};
   for (int64_t power = kFewest; power < all; power *= 2) {
     sizes.push_back(power);

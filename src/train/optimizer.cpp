@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace npu {
 
@@ -29,12 +30,16 @@ Parameter make_parameter(std::string name, Tensor value_f32) {
           Tensor(DType::kF32, shape), Tensor(DType::kF32, shape)};
 }
 
-double global_grad_norm(std::span<const Parameter> parameters) {
-  double sum = 0;
-  for (const Parameter& p : parameters) {
-    for (const float g : p.grad.values<float>()) sum += static_cast<double>(g) * g;
-  }
-  return std::sqrt(sum);
+double global_grad_norm(std::span<const Parameter> parameters, ThreadPool& pool) {
+  std::vector<double> sums(parameters.size());
+  pool.run(static_cast<int64_t>(sums.size()), [&](int64_t i) {
+    double sum = 0;
+    for (const float g : parameters[static_cast<size_t>(i)].grad.values<float>()) {
+      sum += static_cast<double>(g) * g;
+    }
+    sums[static_cast<size_t>(i)] = sum;
+  });
+  return std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0));
 }
 
 void scale_gradients(std::span<Parameter> parameters, double factor) {
@@ -49,7 +54,7 @@ void clip_gradients(std::span<Parameter> parameters, double norm, double max_nor
 }
 
 void adamw_step(std::span<Parameter> parameters, const AdamWOptions& options, double lr,
-                int64_t step) {
+                int64_t step, ThreadPool& pool) {
   const double correction1 = 1.0 - std::pow(options.beta1, static_cast<double>(step));
   const double correction2 = 1.0 - std::pow(options.beta2, static_cast<double>(step));
   const float decay = static_cast<float>(1.0 - lr * options.weight_decay);
@@ -59,7 +64,8 @@ void adamw_step(std::span<Parameter> parameters, const AdamWOptions& options, do
   const float rest1 = static_cast<float>(1.0 - options.beta1);
   const float rest2 = static_cast<float>(1.0 - options.beta2);
   const float eps = static_cast<float>(options.eps);
-  for (Parameter& p : parameters) {
+  pool.run(static_cast<int64_t>(parameters.size()), [&](int64_t index) {
+    Parameter& p = parameters[static_cast<size_t>(index)];
     const auto value = p.value.mutable_values<float>(), m = p.m.mutable_values<float>(),
                v = p.v.mutable_values<float>();
     const auto grad = p.grad.values<float>();
@@ -68,7 +74,7 @@ void adamw_step(std::span<Parameter> parameters, const AdamWOptions& options, do
       v[i] = b2 * v[i] + rest2 * grad[i] * grad[i];
       value[i] = decay * value[i] - step_size * m[i] / (std::sqrt(v[i]) / root2 + eps);
     }
-  }
+  });
 }
 
 }  // namespace npu

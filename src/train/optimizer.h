@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "tensor/tensor.h"
 
 namespace npu {
@@ -32,8 +33,8 @@ struct Parameter {
 };
 Parameter make_parameter(std::string name, Tensor value_f32);
 
-// Sum over all gradients' squares, in double, then the root: independent of how they are split.
-double global_grad_norm(std::span<const Parameter> parameters);
+// Root of the sum of all gradients' squares, in double: each parameter's sum, then theirs in order.
+double global_grad_norm(std::span<const Parameter> parameters, ThreadPool& pool);
 
 void scale_gradients(std::span<Parameter> parameters, double factor);
 
@@ -42,6 +43,6 @@ void clip_gradients(std::span<Parameter> parameters, double norm, double max_nor
 
 // `step` counts from 1. Zeroes nothing: gradients stay for the caller to inspect.
 void adamw_step(std::span<Parameter> parameters, const AdamWOptions& options, double lr,
-                int64_t step);
+                int64_t step, ThreadPool& pool);
 
 }  // namespace npu

@@ -39,16 +39,25 @@ struct ModelRunner::State {
   ModelConfig config;
   ModelGraphs graphs;
   std::unique_ptr<Runtime> runtime;
+  ThreadPool pool;
   DeviceModel model;
   std::vector<LengthRun> lengths;  // of model.workspaces
+  RopeRows rope;
+  // Whose cos, sin and mask the device holds.
+  struct Layout {
+    int64_t seq_len = 0;
+    std::vector<int32_t> positions, segments;
+  } layout;
   Phases phases;
 
   State(const ModelConfig& c, ModelGraphs g, std::unique_ptr<Runtime> r, const WeightStore& w,
-        bool adopt)
+        bool adopt, int threads)
       : config(c),
         graphs(std::move(g)),
         runtime(std::move(r)),
-        model(config, graphs, runtime->device(), w, adopt) {
+        pool(threads),
+        model(config, graphs, runtime->device(), w, adopt, pool),
+        rope(config, graphs.longest().seq_len, graphs.options.layer.compute_dtype()) {
     for (Workspace& buffers : model.workspaces) {
       lengths.emplace_back(buffers, config, graphs.options.train);
     }
@@ -93,11 +102,15 @@ LengthRun& ModelRunner::State::load_batch(const Batch& batch) {
   const DType compute = graphs.options.layer.compute_dtype();
   fill_tensor(device(), buffers.layer_input(0),
               [&](Tensor& x) { embedding_rows(model.embedding_VH, batch, compute, x); });
-  Tensor cos(buffers.cos.type.dtype, buffers.cos.type.shape), sin = cos.clone();
-  rope_inputs(config, batch, cos, sin);
-  upload_tensor(device(), buffers.cos, cos);
-  upload_tensor(device(), buffers.sin, sin);
+  // Full sequences of one document follow each other where rows are cut, not packed.
+  if (batch.seq_len == layout.seq_len && batch.positions == layout.positions &&
+      batch.segments == layout.segments) {
+    return run;
+  }
+  fill_tensor(device(), buffers.cos, [&](Tensor& cos) { rope.fill_cos(batch, cos); });
+  fill_tensor(device(), buffers.sin, [&](Tensor& sin) { rope.fill_sin(batch, sin); });
   fill_tensor(device(), buffers.mask, [&](Tensor& mask) { attention_mask(batch, mask); });
+  layout = {batch.seq_len, batch.positions, batch.segments};
   return run;
 }
 
@@ -245,14 +258,15 @@ std::optional<Error> ModelRunner::State::backward(LengthRun& run, std::span<Para
 
 ModelRunner::ModelRunner(const ModelConfig& config, ModelGraphs graphs,
                          std::unique_ptr<Runtime> runtime, const WeightStore& weights,
-                         bool adopt_weights)
+                         bool adopt_weights, int threads)
     : state_(std::make_unique<State>(config, std::move(graphs), std::move(runtime), weights,
-                                     adopt_weights)) {}
+                                     adopt_weights, threads)) {}
 ModelRunner::~ModelRunner() = default;
 
 const ModelConfig& ModelRunner::config() const { return state_->config; }
 const ModelGraphs& ModelRunner::graphs() const { return state_->graphs; }
 Runtime& ModelRunner::runtime() { return *state_->runtime; }
+ThreadPool& ModelRunner::host_threads() { return state_->pool; }
 int64_t ModelRunner::batch_size() const { return state_->graphs.options.layer.batch; }
 int64_t ModelRunner::seq_len() const { return state_->graphs.options.layer.seq_len; }
 std::vector<int64_t> ModelRunner::seq_lens() const {

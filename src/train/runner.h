@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "compile/plan.h"
 #include "model/batch.h"
 #include "model/weights.h"
@@ -30,8 +31,9 @@ class ModelRunner {
   // Uploads the weights once, converted to the graphs' dtypes. `runtime` was made from `graphs`'s
   // plan. Out of device memory is a kRetriable UserError naming the tensor. `adopt_weights`: the
   // device uses tensors of `weights` in place where it can and their dtype is the graphs'.
+  // `threads`: of the host, for what is done there; 0 = all.
   ModelRunner(const ModelConfig& config, ModelGraphs graphs, std::unique_ptr<Runtime> runtime,
-              const WeightStore& weights, bool adopt_weights = false);
+              const WeightStore& weights, bool adopt_weights, int threads);
   ~ModelRunner();
   ModelRunner(const ModelRunner&) = delete;
   ModelRunner& operator=(const ModelRunner&) = delete;
@@ -39,6 +41,7 @@ class ModelRunner {
   const ModelConfig& config() const;
   const ModelGraphs& graphs() const;
   Runtime& runtime();
+  ThreadPool& host_threads();
   int64_t batch_size() const;
   int64_t seq_len() const;                // of the longest bucket
   std::vector<int64_t> seq_lens() const;  // of every bucket, rising

@@ -77,6 +77,7 @@ SessionOptions whole_on(const SessionOptions& session, const std::string& backen
   whole.backend = backend;
   whole.host_groups.emplace();
   whole.max_contractions = 0;
+  whole.prepack = false;  // it runs a few times at most
   return whole;
 }
 
@@ -117,10 +118,11 @@ std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
   DeviceOptions device_options;
   device_options.threads = prepared.options.threads;
   device_options.prepack = prepacks(prepared);
+  const int threads = device_options.threads;
   auto runtime =
       Runtime::create(std::move(prepared.plan), *prepared.backend, device_options).take();
   return std::make_unique<ModelRunner>(config, std::move(prepared.graphs), std::move(runtime),
-                                       weights, adopt_weights);
+                                       weights, adopt_weights, threads);
 }
 
 bool prepacks(const Prepared& prepared) {
@@ -189,15 +191,16 @@ double host_matmul_rate(const ModelConfig& config, const LayerOptions& options, 
 }
 
 Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options, bool prepack,
-                           int64_t available_bytes) {
+                           const std::function<int64_t(const MemoryEstimate&)>& needed,
+                           int64_t available_bytes, std::string_view where) {
   GraphOptions keep = options;
   keep.recompute = Recompute::kNone;
-  const int64_t needed = estimate_memory(config, build_model_graphs(config, keep), prepack).total();
+  const int64_t bytes = needed(estimate_memory(config, build_model_graphs(config, keep), prepack));
   // A fifth is left for the runtime's own temporaries and for what else the machine does.
-  const bool fits = needed < available_bytes / 5 * 4;
+  const bool fits = bytes < available_bytes / 5 * 4;
   log_info("train", std::string("recompute ") + (fits ? "none" : "layer") +
-                        ": keeping activations needs " + std::to_string(needed >> 20) + " MiB of " +
-                        std::to_string(available_bytes >> 20) + " MiB available");
+                        ": keeping activations needs " + std::to_string(bytes >> 20) + " MiB of " +
+                        std::to_string(available_bytes >> 20) + " MiB " + std::string(where));
   return fits ? Recompute::kNone : Recompute::kLayer;
 }
 

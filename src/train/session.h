@@ -71,8 +71,10 @@ bool prepacks(const Prepared& prepared);
 // what `plan` estimates with. Takes a few hundredths of a second.
 double host_matmul_rate(const ModelConfig& config, const LayerOptions& options, int threads);
 
-// `--recompute auto`: keep activations when the estimate fits in `available_bytes`, else recompute.
+// `--recompute auto`: keep activations when what `needed` takes of the estimate fits in
+// `available_bytes`, else recompute. Logs the choice and why; `where` names the memory.
 Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options, bool prepack,
-                           int64_t available_bytes);
+                           const std::function<int64_t(const MemoryEstimate&)>& needed,
+                           int64_t available_bytes, std::string_view where);
 
 }  // namespace npu

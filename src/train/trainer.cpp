@@ -65,7 +65,7 @@ Result<StepReport> Trainer::train_step(std::span<const Batch> micro_batches) {
   report.loss_scale = scaler_.scale();
   const double optimizer_start = seconds_now();
   if (scaler_.active()) scale_gradients(parameters_, 1.0 / scaler_.scale());
-  report.grad_norm = global_grad_norm(parameters_);
+  report.grad_norm = global_grad_norm(parameters_, runner_.host_threads());
   report.lr =
       config_.adamw.lr * schedule_factor(config_.schedule, step_, config_.warmup, config_.steps);
   ++step_;
@@ -81,7 +81,7 @@ Result<StepReport> Trainer::train_step(std::span<const Batch> micro_batches) {
     bad_steps_ = 0;
     scaler_.good_step();
     if (config_.grad_clip > 0) clip_gradients(parameters_, report.grad_norm, config_.grad_clip);
-    adamw_step(parameters_, config_.adamw, report.lr, ++updates_);
+    adamw_step(parameters_, config_.adamw, report.lr, ++updates_, runner_.host_threads());
     runner_.set_adapter(parameters_);
   }
   const Runtime::Timing& timing = runner_.runtime().timing();

@@ -190,6 +190,10 @@ FAULTS = {
         c.adapter() / "adapter_model.safetensors", rename(LORA, LORA.replace("q_proj", "q_porj"))))),
     # options
     "option-unknown": (2, "--foo", lambda c: c.train("--foo", 1)),
+    "option-misspelt": (2, "did you mean --warmup?", lambda c: c.train("--warmpu", 1)),
+    "option-yaml-misspelt": (2, "did you mean grad-clip?", lambda c: c.train(
+        "--config", text(c.folder / "c.yaml", "grad_clipp: 1\n"))),
+    "option-log-channel": (2, "'cahce'", lambda c: c.train("--log", "compile,cahce")),
     "option-not-number": (2, "--lr", lambda c: c.train("--lr", "fast")),
     "option-not-whole": (2, "--rank", lambda c: c.train("--rank", "1.5")),
     "option-zero-rank": (2, "--rank", lambda c: c.train("--rank", 0)),
@@ -210,6 +214,7 @@ FAULTS = {
         "--config", text(c.folder / "c.yaml", "lr: 1e-4\ncolour: red\n"))),
     "option-yaml-broken": (2, "c.yaml", lambda c: c.train(
         "--config", text(c.folder / "c.yaml", "lr: [1e-4\n"))),
+    "command-misspelt": (2, "did you mean train?", lambda c: ["trian"]),
     "command-unknown": (2, "trian", lambda c: ["trian"]),
     # check and eval
     "check-batch-token": (42, "512", lambda c: [

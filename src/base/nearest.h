@@ -1,4 +1,4 @@
-// The best guess at what a misspelled name was meant to be. Private to src/io.
+// The best guess at what a misspelled name was meant to be.
 #pragma once
 
 #include <algorithm>
@@ -41,6 +41,14 @@ std::string nearest_name(std::string_view name, const Range& candidates) {
     }
   }
   return best;
+}
+
+// "did you mean --rank? ", or "" where no candidate is a slip or two away. For hints.
+template <class Range>
+std::string did_you_mean(std::string_view name, const Range& candidates) {
+  const std::string best = nearest_name(name, candidates);
+  const size_t most = std::max<size_t>(2, name.size() / 3);
+  return edit_distance(name, best) <= most ? "did you mean " + best + "? " : "";
 }
 
 }  // namespace npu
