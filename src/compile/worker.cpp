@@ -190,7 +190,7 @@ int serve_compile_job(const MakeBackend& make) {
   } catch (const std::bad_alloc&) {
     return kExitNoMemory;
   } catch (const std::exception& e) {
-    log(LogLevel::kError, "compile-worker", e.what());
+    log(LogLevel::kError, "compile", e.what());
     return 1;
   }
 }
