@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "io/config_reader.h"
 #include "base/nearest.h"
+#include "io/config_reader.h"
 #include "io/quote.h"
 #include "io/safetensors.h"
 

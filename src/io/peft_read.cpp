@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "io/config_reader.h"
 #include "base/nearest.h"
+#include "io/config_reader.h"
 #include "io/peft_format.h"
 #include "io/quote.h"
 #include "io/safetensors.h"
