@@ -70,7 +70,7 @@ QV = ("q", "v")
 SPEED = ("eager", "compile")
 MORE_SPEED = ("bf16", "bf16-compile", "autocast", "autocast-compile", "jax")
 SMALLEST = ("checkpointing", "checkpointing-bf16")
-LOW_MEMORY = ("--recompute", "layer", "--weight-dtype", "bf16")
+LOW_MEMORY = ("--recompute", "layer", "--weight-dtype", "bf16", "--prepack", "off")
 WORKS = {
     "lora_qv_s128": Work("tok/s", QV, 128, 3, 30, SPEED, MORE_SPEED),
     "lora_qv_s512": Work("tok/s", QV, 512, 2, 12, SPEED, MORE_SPEED),

@@ -21,10 +21,10 @@ struct BackendLimits {
   int64_t contractions = 0, nodes = 0, inputs = 0, outputs = 0;
 };
 
-// Facts about a backend that the rest of the program plans with.
 // What a device may do with the frozen weights of products besides keeping them as they lie.
 enum class Prepack : uint8_t { kNever, kOnRequest, kByDefault };
 
+// Facts about a backend that the rest of the program plans with.
 struct Traits {
   std::string name;                     // "openvino:CPU"
   DType compute_dtype = DType::kF32;    // of activations by default
@@ -38,6 +38,9 @@ struct Traits {
   bool host_cpu = false;                // its device is this CPU, as the reference's is
   bool widens_weights = false;          // 16-bit weights are widened inside matmuls at no cost
   Prepack prepack = Prepack::kNever;
+  // What prepacking keeps of each weight for each of forward and backward; nothing for a forward
+  // that reads 16-bit weights as they lie.
+  int64_t prepack_bytes = 0;
   int64_t memory_bytes = 0;  // of the device, where buffers lie in memory of its own; 0 = unknown
   // Passes of transform/legalise.h, by name, that its compiler needs after the default ones.
   std::vector<std::string> legalise;

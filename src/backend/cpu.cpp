@@ -82,6 +82,7 @@ class CpuBackend : public Backend {
     traits_.host_cpu = true;
     traits_.widens_weights = true;
     traits_.prepack = cpu::amx_available() ? Prepack::kByDefault : Prepack::kNever;
+    traits_.prepack_bytes = 2;
   }
   const Traits& traits() const override { return traits_; }
   Result<std::string> compiler_version() override {

@@ -1,6 +1,7 @@
 // Makes packed weights and finds them again in their buffers.
 #include "backend/cpu_packed_weights.h"
 
+#include <algorithm>
 #include <atomic>
 #include <new>
 
@@ -19,9 +20,10 @@ struct PackedForms : Buffer::Forms {
   std::vector<Form> forms;
 };
 
-PackedForms& forms_of(Buffer& buffer) {
+// Null where another device keeps forms of its own: then the weight is packed on the way.
+PackedForms* forms_of(Buffer& buffer) {
   if (buffer.forms() == nullptr) buffer.forms() = std::make_shared<PackedForms>();
-  return static_cast<PackedForms&>(*buffer.forms());
+  return dynamic_cast<PackedForms*>(buffer.forms().get());
 }
 
 std::shared_ptr<std::byte> pack(const PackedWeight& weight, const std::byte* data,
@@ -49,28 +51,26 @@ std::shared_ptr<std::byte> pack(const PackedWeight& weight, const std::byte* dat
 std::optional<Error> packed_weights(std::span<const PackedWeight> weights,
                                     std::span<Buffer* const> inputs, ThreadPool& pool,
                                     std::vector<const std::byte*>& found) {
-  found.clear();
-  for (PackedWeight weight : weights) {
+  found.assign(weights.size(), nullptr);
+  for (size_t i = 0; i < weights.size(); ++i) {
+    PackedWeight weight = weights[i];
     Buffer& buffer = *inputs[weight.input];
-    found.push_back(nullptr);
     if (!buffer.frozen()) continue;
     weight.input = 0;
-    std::vector<Form>& forms = forms_of(buffer).forms;
-    const Form* form = nullptr;
-    for (const Form& known : forms) {
-      if (known.weight == weight) form = &known;
-    }
-    if (form == nullptr) {
-      try {
-        forms.push_back({weight, pack(weight, buffer.host_pointer(), pool)});
-      } catch (const std::bad_alloc&) {
-        return Error{ErrorKind::kRetriable, "host memory",
-                     "has no room for a frozen weight in packed form",
-                     std::to_string(packed_bytes(weight)) + " bytes wanted", "use --prepack off"};
+    try {
+      PackedForms* const kept = forms_of(buffer);
+      if (kept == nullptr) continue;
+      auto form = std::ranges::find(kept->forms, weight, &Form::weight);
+      if (form == kept->forms.end()) {
+        kept->forms.push_back({weight, pack(weight, buffer.host_pointer(), pool)});
+        form = kept->forms.end() - 1;
       }
-      form = &forms.back();
+      found[i] = form->packed.get();
+    } catch (const std::bad_alloc&) {
+      return Error{ErrorKind::kRetriable, "host memory",
+                   "has no room for a frozen weight in packed form",
+                   std::to_string(packed_bytes(weight)) + " bytes wanted", "use --prepack off"};
     }
-    found.back() = form->packed.get();
   }
   return std::nullopt;
 }

@@ -14,9 +14,9 @@
 namespace npu::cpu {
 namespace {
 
-// What is added to a score to close it is at or below this: exp of the sum less any open score is 0
-// (model/model.h: mask_value).
-constexpr float kClosedScore = -1e4f;
+// What is added to a score to close it is at or below the first: exp of the sum less any open score
+// is 0 (model/model.h: mask_value). At or below the second, no score reaches its last bit in f32.
+constexpr float kClosedScore = -1e4f, kClosedMask = -1e12f;
 constexpr int64_t kLeastCols = 2 * kWindowGrain, kLeastRows = 64;
 
 // What a value of a loop holds in columns that the witness closes.
@@ -84,6 +84,7 @@ class LoopView {
       }
       const MaybeBeyond made = beyond_of(op.name, src);
       if (!made || op.dst.column != 0) return std::nullopt;
+      if (op.name.starts_with("row_") && op.cols != cols_) return std::nullopt;
       const bool column = *made == Beyond::kColumn && op.dst.cols == 1;
       if (!column && (op.cols != cols_ || op.dst.cols != cols_)) return std::nullopt;
       if (op.dst.where == LoopArg::Where::kRegister) {
@@ -107,7 +108,7 @@ class LoopView {
     return loop_.memory[static_cast<size_t>(arg.index)].col_stride == 1;
   }
 
-  // A score does not reach the last bit of f32's and bf16's mask; of f16's it does.
+  // f16 has nothing as low as kClosedMask.
   bool copies_mask(const LoopArg& arg) const {
     const DType dtype = dtype_of(arg.index);
     return dtype == dtype_of(witness_) && dtype != DType::kF16;
@@ -121,7 +122,9 @@ class LoopView {
     if (arg.where == LoopArg::Where::kNumber) return Beyond::kColumn;
     if (arg.where == LoopArg::Where::kRegister) {
       const auto at = registers_.find(arg.index);
-      return arg.column == 0 && at != registers_.end() ? MaybeBeyond(at->second) : std::nullopt;
+      if (arg.column != 0 || at == registers_.end()) return std::nullopt;
+      const bool whole = at->second == Beyond::kColumn ? arg.cols == 1 : arg.cols == cols_;
+      return whole ? MaybeBeyond(at->second) : std::nullopt;
     }
     if (arg.cols == 1) return Beyond::kColumn;
     if (arg.cols != cols_ || arg.column != 0 || !dense(arg)) return std::nullopt;
@@ -169,8 +172,8 @@ class Finder {
       const auto* gemm = std::get_if<GemmStep>(&plan_.steps[i].work);
       const auto* loop = std::get_if<LoopStep>(&plan_.steps[i + 1].work);
       if (gemm == nullptr || loop == nullptr || gemm->n < kLeastCols) continue;
-      if (gemm->accumulate || gemm->packed || !only_reader(gemm->out.storage, i + 1)) continue;
-      if (auto window = loop_window(*loop, gemm->n, gemm->out.storage)) {
+      if (gemm->accumulate || gemm->by_weight || !only_reader(gemm->out.storage, i + 1)) continue;
+      if (auto window = loop_window(stage, i, *gemm, *loop)) {
         window->roles.assign(stage.last - stage.first, Window::Role::kNone);
         window->roles[i - stage.first] = window->roles[i + 1 - stage.first] =
             Window::Role::kColumns;
@@ -182,9 +185,12 @@ class Finder {
     return false;
   }
 
-  std::optional<Window> loop_window(const LoopStep& loop, int64_t cols, int scores) const {
+  std::optional<Window> loop_window(const Stage& stage, size_t product, const GemmStep& gemm,
+                                    const LoopStep& loop) const {
+    const int64_t cols = gemm.n;
     for (size_t i = 0; i < loop.memory.size(); ++i) {
-      if (loop.memory[i].storage == scores) continue;
+      // The window is found before the stage runs, so its witness must be there by then.
+      if (written(loop.memory[i].storage, stage.first, product + 2)) continue;
       const int witness = static_cast<int>(i);
       for (const bool additive : {true, false}) {
         const auto stored = LoopView(plan_, loop, cols, witness, additive).stored();
@@ -215,7 +221,10 @@ class Finder {
   bool find_product_window(Stage& stage) {
     const auto* gemm = std::get_if<GemmStep>(&plan_.steps[stage.first].work);
     if (gemm == nullptr || gemm->space.sizes.size() < 2 || !deep(*gemm, gemm->k)) return false;
-    if (gemm->k < kLeastCols || plan_.steps[stage.first].cols > 1) return false;
+    // A right operand that is turned is scores = q·kᵀ or their like, where nothing is 0.
+    if (gemm->k < kLeastCols || gemm->rhs_transposed || plan_.steps[stage.first].cols > 1) {
+      return false;
+    }
     stage.window = Window{gemm->k, gemm->lhs, gemm->space, false, {}, -1, {}, {}};
     stage.window->roles.assign(stage.last - stage.first, Window::Role::kNone);
     stage.window->roles[0] = Window::Role::kDepth;
@@ -223,7 +232,16 @@ class Finder {
   }
 
   static bool deep(const GemmStep& gemm, int64_t cols) {
-    return gemm.k == cols && !gemm.packed && !gemm.lhs_transposed && gemm.lhs.col_stride == 1;
+    return gemm.k == cols && !gemm.by_weight && !gemm.lhs_transposed && gemm.lhs.col_stride == 1;
+  }
+
+  bool written(int storage, size_t first, size_t last) const {
+    for (size_t i = first; i < last; ++i) {
+      for (const Touch& touch : touches(plan_.steps[i])) {
+        if (touch.written && touch.storage == storage) return true;
+      }
+    }
+    return false;
   }
 
   bool only_reader(int storage, size_t reader) const {
@@ -242,10 +260,11 @@ int32_t f32_bits(float value) { return std::bit_cast<int32_t>(value); }
 int32_t f32_bits(uint16_t bf16) { return static_cast<int32_t>(uint32_t{bf16} << 16); }
 
 template <class T>
-bool any_open(const T* values, int64_t count, bool additive) {
-  const int32_t closed = f32_bits(kClosedScore), infinity = f32_bits(-HUGE_VALF);
+bool any_open(const T* values, int64_t count, const Window& window) {
+  const int32_t closed = f32_bits(window.masks.empty() ? kClosedScore : kClosedMask),
+                infinity = f32_bits(-HUGE_VALF);
   int32_t open = 0;
-  if (additive) {  // bits of negative numbers grow with their size
+  if (window.additive) {  // bits of negative numbers grow with their size
     for (int64_t i = 0; i < count; ++i) {
       const int32_t bits = f32_bits(values[i]);
       open |= static_cast<int32_t>(bits < closed) | static_cast<int32_t>(bits > infinity);
@@ -259,13 +278,13 @@ bool any_open(const T* values, int64_t count, bool additive) {
 bool any_open(const Window& window, DType dtype, const std::byte* row, ColumnRange columns) {
   const int64_t count = std::min(columns.last, window.cols) - columns.first;
   if (dtype == DType::kF32) {
-    return any_open(reinterpret_cast<const float*>(row) + columns.first, count, window.additive);
+    return any_open(reinterpret_cast<const float*>(row) + columns.first, count, window);
   }
   const uint16_t* const halves = reinterpret_cast<const uint16_t*>(row) + columns.first;
-  if (dtype == DType::kBF16) return any_open(halves, count, window.additive);
+  if (dtype == DType::kBF16) return any_open(halves, count, window);
   return std::any_of(halves, halves + count, [&](uint16_t half) {
     const float value = f32_from_f16(half);
-    return any_open(&value, 1, window.additive);
+    return any_open(&value, 1, window);
   });
 }
 

@@ -32,7 +32,7 @@ struct Pattern {
   }
 
   std::optional<Ref> softmax(const Node& node) const;
-  std::optional<NodeId> target_of(NodeId condition) const;
+  std::optional<NodeId> target_of(NodeId condition, NodeId x) const;
   // The column of x that each row's target names, and whether there is one: targets outside the
   // columns name none.
   struct Target {
@@ -60,14 +60,17 @@ std::optional<Ref> Pattern::softmax(const Node& node) const {
 }
 
 // t where the node is t_R1 == column_1C.
-std::optional<NodeId> Pattern::target_of(NodeId condition) const {
-  if (!is(condition, "compare") || graph.node(condition).attrs.string("kind") != "eq") {
+std::optional<NodeId> Pattern::target_of(NodeId condition, NodeId x) const {
+  const Node& compare = graph.node(condition);
+  if (!is(condition, "compare") || compare.attrs.string("kind") != "eq" ||
+      compare.type.shape != graph.node(x).type.shape) {  // x's columns, not one for all
     return std::nullopt;
   }
-  const NodeId target = graph.node(condition).inputs[0], column = graph.node(condition).inputs[1];
+  const NodeId target = compare.inputs[0], column = compare.inputs[1];
   const TensorType& type = graph.node(target).type;
   if (!is(column, "iota") || graph.node(column).attrs.integer("axis") != 1) return std::nullopt;
-  if (graph.node(column).type.shape.size() != 2 || graph.node(column).type.shape[0] != 1 ||
+  const Shape& columns = graph.node(column).type.shape;
+  if (columns.size() != 2 || columns[0] != 1 || type.shape.size() != 2 ||
       type.dtype != DType::kI32 || type.shape[1] != 1) {
     return std::nullopt;
   }
@@ -91,7 +94,7 @@ Pattern::Target Pattern::at_target(NodeId target, NodeId x) const {
 // select(is target, 0, x): only one value of each row changes.
 std::optional<Ref> Pattern::without_target(const Node& node) const {
   const NodeId x = node.inputs[2];
-  const auto target = target_of(node.inputs[0]);
+  const auto target = target_of(node.inputs[0], x);
   if (!target || !is_zero(node.inputs[1]) || graph.node(x).type != node.type ||
       graph.node(*target).type.shape[0] != node.type.shape[0] || node.type.dtype != DType::kF32) {
     return std::nullopt;
@@ -109,7 +112,7 @@ std::optional<Ref> Pattern::target_value(const Node& node) const {
   if (!is(chosen, "select") || node.type.shape.size() != 2) return std::nullopt;
   const Node& select = graph.node(chosen);
   const NodeId x = select.inputs[1];
-  const auto target = target_of(select.inputs[0]);
+  const auto target = target_of(select.inputs[0], x);
   if (!target || !is_zero(select.inputs[2]) || graph.node(x).type != select.type ||
       graph.node(*target).type.shape[0] != node.type.shape[0] || node.type.dtype != DType::kF32) {
     return std::nullopt;

@@ -28,6 +28,7 @@ class OpenVinoBackend : public Backend {
     traits_.name = target.backend;
     traits_.host_cpu = target.device == "CPU";
     traits_.prepack = traits_.host_cpu ? Prepack::kOnRequest : Prepack::kNever;
+    traits_.prepack_bytes = 8;  // the constant and the form that its products read
     traits_.compute_dtype = target.compute_dtype;
     traits_.precision = target.compute_dtype;
     traits_.launch_seconds = target.launch_seconds;

@@ -207,6 +207,7 @@ class OrtBackend : public Backend {
     traits_.name = provider_.empty() ? "ort" : "ort:" + provider_;
     traits_.host_cpu = provider_.empty();
     traits_.prepack = provider_.empty() ? Prepack::kOnRequest : Prepack::kNever;
+    traits_.prepack_bytes = 4;
     traits_.launch_seconds = provider_.empty() ? kCpuLaunchSeconds : kProviderLaunchSeconds;
   }
 

@@ -13,6 +13,7 @@ namespace {
 constexpr uint32_t kApiVersion = 14;  // releases from 1.14 on hold every slot named below
 constexpr int kLogErrors = 3;         // ORT_LOGGING_LEVEL_ERROR
 constexpr int kAllOptimizations = 99;
+constexpr int kInvalidArgument = 2;  // OrtErrorCode
 constexpr int kArenaAllocator = 1, kDefaultMemory = 0;
 
 struct ApiBase {
@@ -31,6 +32,7 @@ std::string one_line(std::string text) {
 
 // Statuses and type descriptions stay void*: they never leave this file.
 struct OrtLibrary::Functions {
+  int (*error_code)(const void*);
   const char* (*error_message)(const void*);
   void* (*create_env)(int, const char*, void**);
   void* (*create_session)(const void*, const void*, size_t, const void*, OrtSession**);
@@ -82,6 +84,7 @@ OrtLibrary::Functions::Functions(const void* const* table) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
         const_cast<void*>(table[index]));
   };
+  slot(error_code, 1);
   slot(error_message, 2);
   slot(create_env, 3);
   slot(create_session, 8);
@@ -160,8 +163,13 @@ std::optional<Error> OrtLibrary::start() {
   error = failure("describing host memory",
                   functions_->create_cpu_memory(kArenaAllocator, kDefaultMemory, &host_memory_));
   if (error) return error;
-  return failure("making the arena of all sessions",
-                 functions_->register_allocator(env_, host_memory_, nullptr));
+  void* const status = functions_->register_allocator(env_, host_memory_, nullptr);
+  if (status != nullptr && functions_->error_code(status) == kInvalidArgument) {
+    // The environment is the process's own, and another OrtLibrary has made its arena already.
+    functions_->release_status(status);
+    return std::nullopt;
+  }
+  return failure("making the arena of all sessions", status);
 }
 
 std::optional<Error> OrtLibrary::failure(std::string_view action, void* status) const {

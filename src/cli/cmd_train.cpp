@@ -107,10 +107,12 @@ std::string options_digest(const Options& options, const LoraSpec& lora, int64_t
        << " activations=" << dtype_name(session.graphs.layer.activation_dtype)
        << " weights=" << dtype_name(session.graphs.layer.weight_dtype)
        << " recompute=" << (session.graphs.recompute == Recompute::kNone ? "none" : "layer")
-       << " loss-rows=" << loss_rows_text(session.graphs);
+       << " loss-rows=" << loss_rows_text(session.graphs)
+       << " prepack=" << session.prepack.value_or(false);
+  for (const int64_t seq_len : seq_lengths(options)) text << " seq-len=" << seq_len;
   for (const char* name :
-       {"vocab-chunk", "seq-len", "batch", "accum", "lr", "warmup", "schedule", "weight-decay",
-        "betas", "eps", "grad-clip", "seed", "packing", "train-on", "numerics", "loss-scale"}) {
+       {"vocab-chunk", "batch", "accum", "lr", "warmup", "schedule", "weight-decay", "betas", "eps",
+        "grad-clip", "seed", "packing", "train-on", "numerics", "loss-scale"}) {
     text << " " << name << "=" << options.text(name);
   }
   // How parts are cut and which passes ran decides where a device rounds.

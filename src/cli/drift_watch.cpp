@@ -23,7 +23,7 @@ bool is_other_device(const std::string& backend) {
 // The reference shares the run's weights; what it keeps for its backward pass comes on top.
 bool reference_fits(const ModelConfig& config, const SessionOptions& session) {
   const Prepared prepared = prepare(config, reference_session(session));
-  const MemoryEstimate memory = estimate_memory(config, prepared.graphs, false);
+  const MemoryEstimate memory = estimate_memory(config, prepared.graphs, nullptr);
   const int64_t needed = memory.total() - memory.weights - memory.optimizer;
   const int64_t available = available_memory_bytes();
   if (needed < available / 5 * 4) return true;

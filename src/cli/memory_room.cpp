@@ -54,13 +54,15 @@ int64_t needed_bytes(const MemoryEstimate& memory, const MemoryRoom& room) {
 
 void warn_of_memory(const ModelConfig& config, const Prepared& prepared) {
   const MemoryRoom room = memory_room(prepared.backend->traits());
-  const int64_t needed =
-      needed_bytes(estimate_memory(config, prepared.graphs, prepacks(prepared)), room);
+  const MemoryEstimate memory = estimate_memory(config, prepared.graphs, prepacks(prepared));
+  const int64_t needed = needed_bytes(memory, room);
   if (needed <= room.bytes) return;
+  const std::string less = memory.prepacked > 0 ? ", --prepack off" : "";
   log_warn("memory", "the run needs about " + mib(needed) + ", more than the " + mib(room.bytes) +
                          " " + room.where +
                          "; hint: --recompute layer, a smaller --seq-len, --batch or "
-                         "--vocab-chunk, or --weight-dtype bf16");
+                         "--vocab-chunk, --weight-dtype bf16" +
+                         less);
 }
 
 }  // namespace npu

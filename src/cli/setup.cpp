@@ -193,9 +193,10 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
 void resolve_recompute(const Options& options, const ModelConfig& config, SessionOptions& session) {
   const std::string mode = options.choice("recompute", {"auto", "none", "layer"});
   if (mode == "auto") {
-    const MemoryRoom room = memory_room(make_backend(session.backend).take()->traits());
+    const auto backend = make_backend(session.backend).take();
+    const MemoryRoom room = memory_room(backend->traits());
     session.graphs.recompute = choose_recompute(
-        config, session.graphs, session.prepack.value_or(false),
+        config, session.graphs, session.prepack.value_or(false) ? &backend->traits() : nullptr,
         [&](const MemoryEstimate& memory) { return needed_bytes(memory, room); }, room.bytes,
         room.where);
   } else {

@@ -18,10 +18,10 @@ struct SequenceGroup {
   int64_t seq_len = 0;
   std::vector<size_t> sequences;  // places in the lengths that were grouped, rising
 };
-// Groups of `size` sequences (the last may lack some), each as long as the shortest of `seq_lens`
-// (rising) that holds its longest. Sequences meet others that want the same length, so that padding
-// is never above that of groups which all have the longest; groups follow the order of their first
-// sequences. No length may be above the longest of `seq_lens`.
+// Groups of `size` sequences (one of them may lack some), each as long as the shortest of
+// `seq_lens` (rising) that holds its longest. Sequences meet others that want the same length, so
+// that padding is never above that of groups which all have the longest; groups follow the order of
+// their first sequences. No length may be above the longest of `seq_lens`.
 std::vector<SequenceGroup> group_sequences(std::span<const int64_t> lengths,
                                            std::span<const int64_t> seq_lens, int64_t size);
 

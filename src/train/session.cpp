@@ -117,7 +117,7 @@ std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
                                   const WeightStore& weights, bool adopt_weights) {
   DeviceOptions device_options;
   device_options.threads = prepared.options.threads;
-  device_options.prepack = prepacks(prepared);
+  device_options.prepack = prepacks(prepared) != nullptr;
   const int threads = device_options.threads;
   auto runtime =
       Runtime::create(std::move(prepared.plan), *prepared.backend, device_options).take();
@@ -125,12 +125,14 @@ std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
                                        weights, adopt_weights, threads);
 }
 
-bool prepacks(const Prepared& prepared) {
-  return prepared.options.prepack.value_or(prepared.backend->traits().prepack ==
-                                           Prepack::kByDefault);
+const Traits* prepacks(const Prepared& prepared) {
+  const Traits& traits = prepared.backend->traits();
+  return prepared.options.prepack.value_or(traits.prepack == Prepack::kByDefault) ? &traits
+                                                                                  : nullptr;
 }
 
-MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs, bool prepack) {
+MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs,
+                               const Traits* prepack) {
   const GraphOptions& o = graphs.options;
   const int64_t weight_bytes = static_cast<int64_t>(dtype_bytes(o.layer.weight_dtype));
   const int64_t compute_bytes = static_cast<int64_t>(dtype_bytes(o.layer.compute_dtype()));
@@ -148,9 +150,11 @@ MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& gra
   memory.weights = (layers * linear_elements + embedding) * weight_bytes +
                    layers * (2 * config.hidden_size * compute_bytes + adapter_elements * 4);
   if (!config.tie_word_embeddings) memory.weights += embedding * weight_bytes;
-  // As bf16: the backward's products read them in another order, the forward's as bf16 rows.
-  const int64_t directions = (o.layer.weight_dtype == DType::kBF16 ? 0 : 1) + (o.train ? 1 : 0);
-  if (prepack) memory.prepacked = directions * (layers * linear_elements + embedding) * 2;
+  if (prepack != nullptr) {
+    const bool as_it_lies = prepack->widens_weights && o.layer.weight_dtype == DType::kBF16;
+    const int64_t directions = (as_it_lies ? 0 : 1) + (o.train ? 1 : 0);
+    memory.prepacked = directions * (layers * linear_elements + embedding) * prepack->prepack_bytes;
+  }
   const int64_t kept = o.train ? layers + 3 : 2;
   memory.activations = kept * rows_M * config.hidden_size * stream_bytes +
                        o.layer.batch * o.layer.seq_len * o.layer.seq_len * compute_bytes;
@@ -190,7 +194,8 @@ double host_matmul_rate(const ModelConfig& config, const LayerOptions& options, 
   return graph.contraction_flops() / best_seconds;
 }
 
-Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options, bool prepack,
+Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options,
+                           const Traits* prepack,
                            const std::function<int64_t(const MemoryEstimate&)>& needed,
                            int64_t available_bytes, std::string_view where) {
   GraphOptions keep = options;

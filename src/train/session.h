@@ -63,9 +63,11 @@ struct MemoryEstimate {
   int64_t weights = 0, prepacked = 0, activations = 0, saved = 0, head = 0, optimizer = 0;
   int64_t total() const { return weights + prepacked + activations + saved + head + optimizer; }
 };
-// `prepack`: the device keeps frozen weights in other forms too.
-MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs, bool prepack);
-bool prepacks(const Prepared& prepared);
+// `prepack`: of the backend that keeps frozen weights in other forms too; null when none does.
+MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs,
+                               const Traits* prepack);
+// The traits of a session's backend if it prepacks, else null.
+const Traits* prepacks(const Prepared& prepared);
 
 // Floating-point operations a second that one product of this model's sizes reaches on the host:
 // what `plan` estimates with. Takes a few hundredths of a second.
@@ -73,7 +75,8 @@ double host_matmul_rate(const ModelConfig& config, const LayerOptions& options, 
 
 // `--recompute auto`: keep activations when what `needed` takes of the estimate fits in
 // `available_bytes`, else recompute. Logs the choice and why; `where` names the memory.
-Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options, bool prepack,
+Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options,
+                           const Traits* prepack,
                            const std::function<int64_t(const MemoryEstimate&)>& needed,
                            int64_t available_bytes, std::string_view where);
 
