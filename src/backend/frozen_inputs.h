@@ -88,4 +88,33 @@ class FrozenCode {
   std::map<Key, Entry> entries_;
 };
 
+// A loaded part of a runtime that prepacks: its code with all inputs bound, and with the frozen
+// weights of each set of calls as constants.
+template <class Code>
+class PrepackExecutable : public Executable {
+ public:
+  // `constant` says by position which inputs may become constants.
+  PrepackExecutable(Graph graph, std::vector<bool> constant, std::unique_ptr<Code> plain)
+      : part(std::move(graph)), constant_(std::move(constant)), code_(std::move(plain)) {}
+
+  // The code for this call. make(constants) is asked at the first call with these frozen weights.
+  template <class Make>
+  Result<Code*> code_for(std::span<Buffer* const> inputs, bool prepack, const Make& make) {
+    if (!prepack) return code_.get();
+    const FrozenInputs frozen(part, constant_, inputs);
+    if (frozen.empty()) return code_.get();
+    if (Code* known = with_constants_.find(frozen)) return known;
+    Result<std::unique_ptr<Code>> made = make(frozen.values());
+    if (!made) return without_constants(made.error());
+    return &with_constants_.add(frozen, std::move(made.value()));
+  }
+
+  const Graph part;
+
+ private:
+  const std::vector<bool> constant_;
+  std::unique_ptr<Code> code_;
+  FrozenCode<Code> with_constants_;
+};
+
 }  // namespace npu

@@ -61,16 +61,7 @@ struct OpenVinoCode {
   std::vector<Port> inputs = {}, outputs = {};
 };
 
-class OpenVinoExecutable : public Executable {
- public:
-  OpenVinoExecutable(Graph graph, std::unique_ptr<OpenVinoCode> loaded)
-      : part(std::move(graph)), weights(constant_weights(part)), code(std::move(loaded)) {}
-
-  const Graph part;
-  const std::vector<bool> weights;  // by input, those that may become constants
-  std::unique_ptr<OpenVinoCode> code;
-  FrozenCode<OpenVinoCode> with_constants;
-};
+using OpenVinoExecutable = PrepackExecutable<OpenVinoCode>;
 
 std::vector<bool> constant_nodes(const Graph& part, const ConstantInputs& constants) {
   std::vector<bool> constant(part.nodes().size());
@@ -151,10 +142,6 @@ class OpenVinoDeviceRunner : public HostDevice {
                                                      const ConstantInputs& constants) const;
   std::optional<Error> add_ports(OpenVinoCode& code, const Graph& part,
                                  const ConstantInputs& constants) const;
-  // The code for this call: with its frozen weights as constants where that was asked for,
-  // compiled at the first such call.
-  Result<OpenVinoCode*> code_for(OpenVinoExecutable& executable,
-                                 std::span<Buffer* const> inputs) const;
   // Makes the port use the buffer; `bind` hands a new tensor to the request. Wrapping is skipped
   // while the buffer stays the same, as it does for most ports from call to call.
   template <class Bind>
@@ -188,7 +175,7 @@ Result<std::unique_ptr<Executable>> OpenVinoDeviceRunner::load(const Blob& blob,
       library_->import_blob(*core_, exported.value(), std::string(target_.device)), {}, part, {});
   if (!code) return code.error();
   return std::unique_ptr<Executable>(
-      std::make_unique<OpenVinoExecutable>(part, std::move(code.value())));
+      std::make_unique<OpenVinoExecutable>(part, constant_weights(part), std::move(code.value())));
 }
 
 Result<std::unique_ptr<OpenVinoCode>> OpenVinoDeviceRunner::compile_with(
@@ -199,17 +186,6 @@ Result<std::unique_ptr<OpenVinoCode>> OpenVinoDeviceRunner::compile_with(
   if (!model) return model.error();
   auto compiled = library_->compile(*core_, *model.value(), std::string(target_.device));
   return make_code(std::move(compiled), std::move(bytes), part, constants);
-}
-
-Result<OpenVinoCode*> OpenVinoDeviceRunner::code_for(OpenVinoExecutable& executable,
-                                                     std::span<Buffer* const> inputs) const {
-  if (!prepack_) return executable.code.get();
-  const FrozenInputs frozen(executable.part, executable.weights, inputs);
-  if (frozen.empty()) return executable.code.get();
-  if (OpenVinoCode* known = executable.with_constants.find(frozen)) return known;
-  Result<std::unique_ptr<OpenVinoCode>> made = compile_with(executable.part, frozen.values());
-  if (!made) return without_constants(made.error());
-  return &executable.with_constants.add(frozen, std::move(made.value()));
 }
 
 std::optional<Error> OpenVinoDeviceRunner::add_ports(OpenVinoCode& code, const Graph& part,
@@ -269,7 +245,9 @@ Result<Device::Ticket> OpenVinoDeviceRunner::submit(Executable& executable,
   NPU_CHECK(inputs.size() == loaded.part.inputs().size() &&
                 outputs.size() == loaded.part.outputs().size(),
             "a call binds every input and output of its part");
-  const Result<OpenVinoCode*> chosen = code_for(loaded, inputs);
+  const Result<OpenVinoCode*> chosen = loaded.code_for(
+      inputs, prepack_,
+      [&](const ConstantInputs& constants) { return compile_with(loaded.part, constants); });
   if (!chosen) return chosen.error();
   OpenVinoCode& code = *chosen.value();
   for (Port& port : code.inputs) {

@@ -41,16 +41,7 @@ struct OrtCode {
   std::vector<Port> inputs = {}, outputs = {};
 };
 
-class OrtExecutable : public Executable {
- public:
-  OrtExecutable(Graph graph, std::unique_ptr<OrtCode> loaded)
-      : part(std::move(graph)), weights(product_weights(part)), code(std::move(loaded)) {}
-
-  const Graph part;
-  const std::vector<bool> weights;  // by input, those that may become constants
-  std::unique_ptr<OrtCode> code;
-  FrozenCode<OrtCode> with_constants;
-};
+using OrtExecutable = PrepackExecutable<OrtCode>;
 
 std::optional<Error> check_port(const Result<OrtPortType>& found, const TensorType& type,
                                 const std::string& name) {
@@ -79,9 +70,6 @@ class OrtDevice : public HostDevice {
                                              const ConstantInputs& constants) const;
   std::optional<Error> add_ports(OrtCode& code, const Graph& part,
                                  const ConstantInputs& constants) const;
-  // The session for this call: with its frozen weights as constants where that was asked for, made
-  // at the first such call.
-  Result<OrtCode*> code_for(OrtExecutable& executable, std::span<Buffer* const> inputs) const;
   using Bind = std::optional<Error> (OrtLibrary::*)(OrtBinding&, const std::string&,
                                                     const OrtValue&) const;
   // Binds the port to the buffer; nothing to do while it stays the same from call to call.
@@ -115,7 +103,7 @@ Result<std::unique_ptr<Executable>> OrtDevice::load(const Blob& blob, const Grap
   Result<std::unique_ptr<OrtCode>> code = make_code(part, onnx.value(), {});
   if (!code) return code.error();
   return std::unique_ptr<Executable>(
-      std::make_unique<OrtExecutable>(part, std::move(code.value())));
+      std::make_unique<OrtExecutable>(part, product_weights(part), std::move(code.value())));
 }
 
 std::optional<Error> OrtDevice::add_ports(OrtCode& code, const Graph& part,
@@ -147,19 +135,6 @@ std::optional<Error> OrtDevice::add_ports(OrtCode& code, const Graph& part,
   return std::nullopt;
 }
 
-Result<OrtCode*> OrtDevice::code_for(OrtExecutable& executable,
-                                     std::span<Buffer* const> inputs) const {
-  if (!prepack_) return executable.code.get();
-  const FrozenInputs frozen(executable.part, executable.weights, inputs);
-  if (frozen.empty()) return executable.code.get();
-  if (OrtCode* known = executable.with_constants.find(frozen)) return known;
-  const ConstantInputs constants = frozen.values();
-  Result<std::unique_ptr<OrtCode>> made =
-      make_code(executable.part, write_onnx(executable.part, constants), constants);
-  if (!made) return without_constants(made.error());
-  return &executable.with_constants.add(frozen, std::move(made.value()));
-}
-
 std::optional<Error> OrtDevice::retarget(OrtCode& code, Port& port, Buffer& buffer,
                                          Bind bind) const {
   const size_t bytes = static_cast<size_t>(port.type.bytes());
@@ -185,7 +160,10 @@ Result<Device::Ticket> OrtDevice::submit(Executable& executable, std::span<Buffe
   NPU_CHECK(inputs.size() == loaded.part.inputs().size() &&
                 outputs.size() == loaded.part.outputs().size(),
             "a call binds every input and output of its part");
-  const Result<OrtCode*> chosen = code_for(loaded, inputs);
+  const Result<OrtCode*> chosen =
+      loaded.code_for(inputs, prepack_, [&](const ConstantInputs& constants) {
+        return make_code(loaded.part, write_onnx(loaded.part, constants), constants);
+      });
   if (!chosen) return chosen.error();
   OrtCode& code = *chosen.value();
   for (Port& port : code.inputs) {
