@@ -39,6 +39,8 @@ struct Pattern {
     Ref column_R1, exists_R1, value_R1;
   };
   Target at_target(NodeId target, NodeId x) const;
+  // Of a select by "is the row's target" between x, its input `side`, and zero.
+  std::optional<Target> masked_at_target(const Node& select, size_t side) const;
   Ref zero() const { return writer.constant(Tensor::from_f32({1, 1}, std::vector<float>{0})); }
   std::optional<Ref> without_target(const Node& node) const;
   std::optional<Ref> target_value(const Node& node) const;
@@ -91,34 +93,34 @@ Pattern::Target Pattern::at_target(NodeId target, NodeId x) const {
   return at;
 }
 
-// select(is target, 0, x): only one value of each row changes.
-std::optional<Ref> Pattern::without_target(const Node& node) const {
-  const NodeId x = node.inputs[2];
-  const auto target = target_of(node.inputs[0], x);
-  if (!target || !is_zero(node.inputs[1]) || graph.node(x).type != node.type ||
-      graph.node(*target).type.shape[0] != node.type.shape[0] || node.type.dtype != DType::kF32) {
+std::optional<Pattern::Target> Pattern::masked_at_target(const Node& select, size_t side) const {
+  const NodeId x = select.inputs[side], other = select.inputs[3 - side];
+  const auto target = target_of(select.inputs[0], x);
+  if (!target || !is_zero(other) || graph.node(x).type != select.type ||
+      graph.node(*target).type.shape[0] != select.type.shape[0] ||
+      select.type.dtype != DType::kF32) {
     return std::nullopt;
   }
-  const Target at = at_target(*target, x);
+  return at_target(*target, x);
+}
+
+// select(is target, 0, x): only one value of each row changes.
+std::optional<Ref> Pattern::without_target(const Node& node) const {
+  const auto at = masked_at_target(node, 2);
+  if (!at) return std::nullopt;
   const TensorType column{node.type.dtype, {node.type.shape[0], 1}};
-  const Ref update = write("Where", {at.exists_R1, zero(), at.value_R1}, {}, column);
-  return write("ScatterElements", {ref(x), at.column_R1, update}, {{"axis", int64_t{1}}},
-               node.type);
+  const Ref update = write("Where", {at->exists_R1, zero(), at->value_R1}, {}, column);
+  return write("ScatterElements", {ref(node.inputs[2]), at->column_R1, update},
+               {{"axis", int64_t{1}}}, node.type);
 }
 
 // Σ select(is target, x, 0) along the columns: one value of each row.
 std::optional<Ref> Pattern::target_value(const Node& node) const {
   const NodeId chosen = node.inputs[0];
-  if (!is(chosen, "select") || node.type.shape.size() != 2) return std::nullopt;
-  const Node& select = graph.node(chosen);
-  const NodeId x = select.inputs[1];
-  const auto target = target_of(select.inputs[0], x);
-  if (!target || !is_zero(select.inputs[2]) || graph.node(x).type != select.type ||
-      graph.node(*target).type.shape[0] != node.type.shape[0] || node.type.dtype != DType::kF32) {
-    return std::nullopt;
-  }
-  const Target at = at_target(*target, x);
-  return write("Where", {at.exists_R1, at.value_R1, zero()}, {}, node.type);
+  if (!is(chosen, "select")) return std::nullopt;
+  const auto at = masked_at_target(graph.node(chosen), 1);
+  if (!at) return std::nullopt;
+  return write("Where", {at->exists_R1, at->value_R1, zero()}, {}, node.type);
 }
 
 }  // namespace
