@@ -170,6 +170,13 @@ void run_and_compare(const Call& call, uint64_t seed, std::vector<Tensor>& resul
   }
 }
 
+void expect_same_bits(const std::vector<Tensor>& first, const std::vector<Tensor>& again) {
+  for (size_t i = 0; i < first.size(); ++i) {
+    EXPECT_EQ(std::memcmp(first[i].data(), again[i].data(), first[i].bytes()), 0)
+        << "output " << i << " differs between two calls with equal inputs";
+  }
+}
+
 bool has_16_bit_type(const Graph& graph) {
   return std::any_of(graph.nodes().begin(), graph.nodes().end(), [](const Node& node) {
     return node.type.dtype == DType::kBF16 || node.type.dtype == DType::kF16;
@@ -235,10 +242,7 @@ class Conformance : public testing::Test {
       if (!HasFatalFailure()) run_and_compare(call, seed, results);
     }
     if (!traits.deterministic || HasFatalFailure()) return;
-    for (size_t i = 0; i < first.size(); ++i) {
-      EXPECT_EQ(std::memcmp(first[i].data(), results[i].data(), first[i].bytes()), 0)
-          << "output " << i << " differs between two calls with equal inputs";
-    }
+    expect_same_bits(first, results);
   }
 
  private:
@@ -267,10 +271,7 @@ class Prepacked : public testing::Test {
       if (!HasFatalFailure()) run_and_compare(call, 1, results, frozen);
     }
     if (!traits.deterministic || HasFatalFailure()) return;
-    for (size_t i = 0; i < first.size(); ++i) {
-      EXPECT_EQ(std::memcmp(first[i].data(), results[i].data(), first[i].bytes()), 0)
-          << "output " << i << " differs between two calls with equal inputs";
-    }
+    expect_same_bits(first, results);
   }
 
  private:

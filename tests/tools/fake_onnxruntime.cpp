@@ -7,11 +7,12 @@
 //   FAKE_FAILS_TO_RUN   fails every call, with a message
 //   FAKE_ROUNDS_CONSTANTS   multiplies in bf16 where w was handed over as a constant
 //   FAKE_REFUSES_CONSTANTS  fails to read any graph with constants, with a message
-#include <bit>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+
+#include "fake_rounding.h"
 
 #ifndef FAKE_F32_NUMBER
 #define FAKE_F32_NUMBER 1
@@ -42,22 +43,6 @@ int object;  // stands for whatever has no state
 
 Status* ok() { return nullptr; }
 Status* say(const char* text) { return new Status(text); }
-
-#ifdef FAKE_ROUNDS
-constexpr bool kRounds = true;
-#else
-constexpr bool kRounds = false;
-#endif
-#ifdef FAKE_ROUNDS_CONSTANTS
-constexpr bool kRoundsConstants = true;
-#else
-constexpr bool kRoundsConstants = false;
-#endif
-
-[[maybe_unused]] float rounded(float value, bool rounds) {
-  if (!rounds) return value;
-  return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x8000u) & 0xffff0000u);
-}
 
 template <class... Args>
 Status* make_object(Args... args) {

@@ -7,13 +7,14 @@
 //   FAKE_REFUSES         fails to compile, with a message
 //   FAKE_ROUNDS_CONSTANTS   multiplies in bf16 where w is a constant of the graph
 //   FAKE_REFUSES_CONSTANTS  fails to compile graphs where w is a constant
-#include <bit>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+
+#include "fake_rounding.h"
 
 #ifndef FAKE_PRECISION
 #define FAKE_PRECISION "f32"
@@ -47,22 +48,6 @@ struct Request {
   bool rounds = false;
 };
 struct Object {};
-
-#ifdef FAKE_ROUNDS
-constexpr bool kRounds = true;
-#else
-constexpr bool kRounds = false;
-#endif
-#ifdef FAKE_ROUNDS_CONSTANTS
-constexpr bool kRoundsConstants = true;
-#else
-constexpr bool kRoundsConstants = false;
-#endif
-
-[[maybe_unused]] float rounded(float value, bool rounds) {
-  if (!rounds) return value;
-  return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x8000u) & 0xffff0000u);
-}
 
 }  // namespace
 
