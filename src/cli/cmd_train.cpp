@@ -107,8 +107,8 @@ std::string options_digest(const Options& options, const LoraSpec& lora, int64_t
        << " activations=" << dtype_name(session.graphs.layer.activation_dtype)
        << " weights=" << dtype_name(session.graphs.layer.weight_dtype)
        << " recompute=" << (session.graphs.recompute == Recompute::kNone ? "none" : "layer")
-       << " loss-rows=" << loss_rows_text(session.graphs)
-       << " prepack=" << session.prepack.value_or(false);
+       << " loss-rows=" << loss_rows_text(session.graphs) << " prepack="
+       << (prepacks(session, make_backend(session.backend).take()->traits()) != nullptr);
   for (const int64_t seq_len : seq_lengths(options)) text << " seq-len=" << seq_len;
   for (const char* name :
        {"vocab-chunk", "batch", "accum", "lr", "warmup", "schedule", "weight-decay", "betas", "eps",

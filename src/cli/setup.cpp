@@ -181,7 +181,7 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
     layer.weight_dtype = traits.widens_weights ? config.storage_dtype : layer.activation_dtype;
   }
   const std::string prepack = options.choice("prepack", {"auto", "on", "off"});
-  session.prepack = prepack == "auto" ? traits.prepack == Prepack::kByDefault : prepack == "on";
+  if (prepack != "auto") session.prepack = prepack == "on";
   if (prepack == "on" && traits.prepack == Prepack::kNever) {
     throw UserError({ErrorKind::kUsage, "--prepack",
                      "needs a backend that can keep weights in a form of its own", traits.name,
@@ -196,7 +196,7 @@ void resolve_recompute(const Options& options, const ModelConfig& config, Sessio
     const auto backend = make_backend(session.backend).take();
     const MemoryRoom room = memory_room(backend->traits());
     session.graphs.recompute = choose_recompute(
-        config, session.graphs, session.prepack.value_or(false) ? &backend->traits() : nullptr,
+        config, session.graphs, prepacks(session, backend->traits()),
         [&](const MemoryEstimate& memory) { return needed_bytes(memory, room); }, room.bytes,
         room.where);
   } else {

@@ -125,10 +125,8 @@ std::unique_ptr<ModelRunner> load(const ModelConfig& config, Prepared prepared,
                                        weights, adopt_weights, threads);
 }
 
-const Traits* prepacks(const Prepared& prepared) {
-  const Traits& traits = prepared.backend->traits();
-  return prepared.options.prepack.value_or(traits.prepack == Prepack::kByDefault) ? &traits
-                                                                                  : nullptr;
+const Traits* prepacks(const SessionOptions& options, const Traits& traits) {
+  return options.prepack.value_or(traits.prepack == Prepack::kByDefault) ? &traits : nullptr;
 }
 
 MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs,

@@ -67,7 +67,10 @@ struct MemoryEstimate {
 MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& graphs,
                                const Traits* prepack);
 // The traits of a session's backend if it prepacks, else null.
-const Traits* prepacks(const Prepared& prepared);
+const Traits* prepacks(const SessionOptions& options, const Traits& traits);
+inline const Traits* prepacks(const Prepared& prepared) {
+  return prepacks(prepared.options, prepared.backend->traits());
+}
 
 // Floating-point operations a second that one product of this model's sizes reaches on the host:
 // what `plan` estimates with. Takes a few hundredths of a second.
