@@ -78,7 +78,8 @@ struct ModelRunner::State {
   // final_norm and the head's chunks for up to R targets.
   std::optional<Error> run_head(LengthRun& run, std::span<const RowTarget> targets, bool train,
                                 std::vector<int32_t>* argmax);
-  std::optional<Error> run_chunk(LengthRun& run, size_t chunk, bool train);
+  // One chunk, added to the joins. Its maxima [R,1].
+  Result<Tensor> run_chunk(LengthRun& run, size_t chunk, bool train);
   // The loss of R targets, and d_h for them.
   LossSum head_gradient(LengthRun& run, std::span<const RowTarget> targets, double w);
   // All loss rows: the loss, and the gradient of the last layer's output in layer_gradient(L-1).
@@ -122,7 +123,7 @@ std::optional<Error> ModelRunner::State::forward(LengthRun& run, bool train) {
   return std::nullopt;
 }
 
-std::optional<Error> ModelRunner::State::run_chunk(LengthRun& run, size_t chunk, bool train) {
+Result<Tensor> ModelRunner::State::run_chunk(LengthRun& run, size_t chunk, bool train) {
   Workspace& buffers = run.buffers;
   Runtime::Bindings bindings = {{"h", buffers.h.buffer.get()},
                                 {"head.weight", model.head_chunks[chunk].buffer.get()},
@@ -137,16 +138,17 @@ std::optional<Error> ModelRunner::State::run_chunk(LengthRun& run, size_t chunk,
     bindings["argmax"] = buffers.argmax.buffer.get();
   }
   const std::string graph = graphs.head_graph(train ? kCeGrad : kCeStats, chunk);
-  if (auto error = runtime->run(buffers.bucket.name(graph), bindings)) return error;
+  if (auto error = runtime->run(buffers.bucket.name(graph), bindings)) return *error;
   const Stopwatch watch(phases.head_seconds);
+  const Tensor max = read_tensor(device(), buffers.max);
   const Tensor u = train ? read_tensor(device(), buffers.u) : Tensor();
-  run.join.add(read_tensor(device(), buffers.max), read_tensor(device(), buffers.sum),
-               read_tensor(device(), buffers.target_logit), train ? &u : nullptr);
+  run.join.add(max, read_tensor(device(), buffers.sum), read_tensor(device(), buffers.target_logit),
+               train ? &u : nullptr);
   if (head_logits()) {
     run.loss_join.add(read_tensor(device(), buffers.logits[chunk]),
                       read_tensor(device(), buffers.targets));
   }
-  return std::nullopt;
+  return max;
 }
 
 std::optional<Error> ModelRunner::State::run_head(LengthRun& run,
@@ -175,13 +177,14 @@ std::optional<Error> ModelRunner::State::run_head(LengthRun& run,
         to[i] = i < targets.size() ? targets[i].target - static_cast<int32_t>(first_column) : -1;
       }
     });
-    if ((error = run_chunk(run, chunk, train))) return error;
+    const Result<Tensor> max = run_chunk(run, chunk, train);
+    if (!max) return max.error();
     if (argmax != nullptr) {
-      const Tensor max = read_tensor(device(), buffers.max);
+      const auto max_R = max.value().values<float>();
       const Tensor columns = read_tensor(device(), buffers.argmax);
       for (size_t i = 0; i < targets.size(); ++i) {
-        if (max.values<float>()[i] <= best[i]) continue;
-        best[i] = max.values<float>()[i];
+        if (max_R[i] <= best[i]) continue;
+        best[i] = max_R[i];
         (*argmax)[i] =
             static_cast<int32_t>(first_column) + static_cast<int32_t>(columns.values<float>()[i]);
       }
