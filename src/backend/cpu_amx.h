@@ -41,6 +41,12 @@ inline constexpr size_t kAmxScratchBytes = size_t{1} << 21;
 
 // A packed operand lies in blocks of 32 x, each of all k, in the order in which products read it.
 inline constexpr int64_t kAmxBlock = 32;
+
+// Below one register block there is nothing to win over BLAS.
+static inline constexpr bool fills_amx(int64_t m, int64_t n, int64_t k) {
+  return m >= kAmxBlock && n >= kAmxBlock && k >= kAmxBlock;
+}
+
 // bf16 parts that hold every value of a dtype.
 static inline constexpr int amx_parts(AmxDType dtype) { return dtype == AmxDType::kBF16 ? 1 : 3; }
 static inline constexpr int64_t amx_packed_block_bytes(int64_t k, int parts) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "backend/cpu_amx.h"
+
 namespace npu::cpu {
 namespace {
 
@@ -54,16 +56,15 @@ void cut_packed(const GemmStep& gemm, Step& step) {
 // With a k so long that the packed rows would come from memory once more for each chunk of columns,
 // a chunk has all columns and packs its rows itself.
 void cut_by_rows(Step& step) {
-  constexpr int64_t kMostRows = 128, kAmxRows = 32;
-  const int64_t half = (step.rows / 2 + kAmxRows - 1) / kAmxRows * kAmxRows;
+  constexpr int64_t kMostRows = 128;
+  const int64_t half = (step.rows / 2 + kAmxBlock - 1) / kAmxBlock * kAmxBlock;
   step.chunk_rows = std::min(kMostRows, half);
 }
 
 // One product of activations by an input, neither side too small for tiles.
 bool is_by_weight(const EmitContext& context, const GemmStep& gemm, NodeId rhs) {
-  constexpr int64_t kLeast = 32;
-  return gemm.amx && gemm.space.sizes.size() == 1 && gemm.space.rows >= kLeast &&
-         gemm.n >= kLeast && gemm.k >= kLeast && !gemm.lhs_transposed &&
+  return gemm.amx && gemm.space.sizes.size() == 1 && !gemm.lhs_transposed &&
+         fills_amx(gemm.space.rows, gemm.n, gemm.k) &&
          context.graph.node(context.place(rhs).root).is_input();
 }
 

@@ -39,10 +39,8 @@ AmxDType amx_dtype(DType dtype) {
                                  : AmxDType::kF16;
 }
 
-// Below one register block there is nothing to win over BLAS.
 bool suits_amx(const GemmStep& step, const GemmCall& call) {
-  constexpr int64_t kLeast = 32;
-  return step.packed || (step.amx && call.m >= kLeast && call.n >= kLeast && call.k >= kLeast);
+  return step.packed || (step.amx && fills_amx(call.m, call.n, call.k));
 }
 
 void run_amx(const GemmStep& step, const GemmCall& call, float* out, int64_t out_ld) {

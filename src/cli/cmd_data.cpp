@@ -70,9 +70,7 @@ void print_row(const Tokenizer& tokenizer, const TokenRow& row) {
 // The packs that training would make, and the rows in them, by sequence length.
 void print_packs(const Dataset& data, std::vector<int64_t> seq_lens) {
   BatcherOptions b;
-  b.seq_len = seq_lens.back();
-  seq_lens.pop_back();
-  b.shorter = std::move(seq_lens);
+  b.set_seq_lens(std::move(seq_lens));
   const Batcher batcher(data, b);
   for (const Batcher::Bucket& bucket : batcher.buckets()) {
     std::cout << ", " << bucket.sequences << " packs of " << bucket.seq_len;

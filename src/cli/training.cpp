@@ -47,9 +47,7 @@ TrainingData load_training_data(const Options& options, const HfModel& model) {
 
 BatcherOptions batcher_options(const Options& options, const HfModel& model) {
   BatcherOptions b;
-  b.shorter = seq_lengths(options);
-  b.seq_len = b.shorter.back();
-  b.shorter.pop_back();
+  b.set_seq_lens(seq_lengths(options));
   b.batch = options.integer("batch", 1, 4096);
   b.packing = packing_option(options);
   b.seed = static_cast<uint64_t>(options.integer("seed"));

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/file.h"
@@ -50,6 +51,13 @@ struct BatcherOptions {
   Packing packing = Packing::kBestFit;
   uint64_t seed = 0;
   int32_t pad_id = 0;
+
+  // Of `lengths`, rising and not empty, the last is seq_len and the others are `shorter`.
+  void set_seq_lens(std::vector<int64_t> lengths) {
+    seq_len = lengths.back();
+    lengths.pop_back();
+    shorter = std::move(lengths);
+  }
 };
 
 // An endless, seeded stream of micro-batches: each epoch is shuffled anew, then packed. next()
