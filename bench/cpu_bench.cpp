@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "backend/cpu_amx.h"
 #include "backend/cpu_matmul.h"
 #include "backend/cpu_run.h"
 #include "base/random.h"
@@ -57,10 +56,10 @@ Graph part_graph(Part part, int64_t seq_len) {
 // A part with its buffers. Weights lie as bf16, as those of published checkpoints do.
 class Loaded {
  public:
-  Loaded(Graph graph, bool amx)
+  Loaded(Graph graph, cpu::ProductUnit unit)
       : graph_(std::move(graph)),
         workspace_(pool_.threads()),
-        runner_(cpu::make_plan(graph_, amx), pool_.threads()) {
+        runner_(cpu::make_plan(graph_, unit), pool_.threads()) {
     cpu::use_single_threaded_blas();
     workspace_.reserve(runner_.plan());
     for (const NodeId id : graph_.inputs())
@@ -126,9 +125,9 @@ std::vector<double> least_step_seconds(Loaded& loaded, int calls) {
   return least;
 }
 
-void run_part(benchmark::State& state, Part part, bool amx) {
-  if (amx && !cpu::amx_available()) return state.SkipWithError("this CPU has no AMX");
-  Loaded loaded(part_graph(part, state.range(0)), amx);
+void run_part(benchmark::State& state, Part part, cpu::ProductUnit unit) {
+  if (unit > cpu::best_product_unit()) return state.SkipWithError("this CPU has no such unit");
+  Loaded loaded(part_graph(part, state.range(0)), unit);
   loaded.run();
   for (auto _ : state) loaded.run();
   const double flops = loaded.graph().contraction_flops();
@@ -144,13 +143,13 @@ void run_part(benchmark::State& state, Part part, bool amx) {
 }
 
 // The f32 product that shares are taken of: 1024³, as the plan runs it.
-void run_square(benchmark::State& state, bool amx) {
-  if (amx && !cpu::amx_available()) return state.SkipWithError("this CPU has no AMX");
+void run_square(benchmark::State& state, cpu::ProductUnit unit) {
+  if (unit > cpu::best_product_unit()) return state.SkipWithError("this CPU has no such unit");
   Builder b("square");
   const Value x = b.input("x", {DType::kF32, {1024, 1024}});
   const Value w = b.input("w.weight", {DType::kF32, {1024, 1024}});
   b.output("y", ops::matmul(x, w, {.transpose_rhs = true}));
-  Loaded loaded(std::move(b).build(), amx);
+  Loaded loaded(std::move(b).build(), unit);
   for (auto _ : state) loaded.run();
   state.counters["GFLOP/s"] = benchmark::Counter(
       1e-9 * loaded.graph().contraction_flops() * static_cast<double>(state.iterations()),
@@ -162,7 +161,7 @@ void print_steps() {
                                    {"backward", Part::kBackward},
                                    {"loss", Part::kLoss}}) {
     for (const int64_t seq_len : {128, 512}) {
-      Loaded loaded(part_graph(part, seq_len), cpu::amx_available());
+      Loaded loaded(part_graph(part, seq_len), cpu::best_product_unit());
       const std::vector<double> seconds = least_step_seconds(loaded, 30);
       std::vector<size_t> order(seconds.size());
       for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -181,13 +180,14 @@ void print_steps() {
 }
 
 void register_all() {
-  for (const bool amx : {true, false}) {
-    const std::string suffix = amx ? "/amx" : "/blas";
-    benchmark::RegisterBenchmark(("square" + suffix).c_str(), run_square, amx)->UseRealTime();
+  for (const auto& [suffix, unit] : {std::pair(std::string("/amx"), cpu::ProductUnit::kAmx),
+                                     {"/vector", cpu::ProductUnit::kVector},
+                                     {"/blas", cpu::ProductUnit::kBlas}}) {
+    benchmark::RegisterBenchmark(("square" + suffix).c_str(), run_square, unit)->UseRealTime();
     for (const auto& [name, part] : {std::pair("forward", Part::kForward),
                                      {"backward", Part::kBackward},
                                      {"loss", Part::kLoss}}) {
-      benchmark::RegisterBenchmark((name + suffix).c_str(), run_part, part, amx)
+      benchmark::RegisterBenchmark((name + suffix).c_str(), run_part, part, unit)
           ->Arg(128)
           ->Arg(512)
           ->Unit(benchmark::kMillisecond)

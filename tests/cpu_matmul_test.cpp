@@ -1,5 +1,4 @@
-// Products of the cpu backend: f32 by bf16 tiles against f64, and both ways of multiplying through
-// plans.
+// Products of the cpu backend: those of every unit of this CPU against f64, and through plans.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -9,6 +8,7 @@
 #include "backend/cpu_amx.h"
 #include "backend/cpu_matmul.h"
 #include "backend/cpu_run.h"
+#include "backend/cpu_vector.h"
 #include "ops/ops.h"
 #include "random_graph.h"
 
@@ -18,32 +18,34 @@ namespace {
 struct Matrix {
   int64_t x, k, ld;
   bool k_rows;
-  AmxDType dtype;
+  OperandDType dtype;
   std::vector<std::byte> bytes;
 
   int64_t index(int64_t row, int64_t i) const { return k_rows ? i * ld + row : row * ld + i; }
   double at(int64_t row, int64_t i) const {
-    if (dtype == AmxDType::kF32) return reinterpret_cast<const float*>(bytes.data())[index(row, i)];
+    if (dtype == OperandDType::kF32)
+      return reinterpret_cast<const float*>(bytes.data())[index(row, i)];
     const uint16_t bits = reinterpret_cast<const uint16_t*>(bytes.data())[index(row, i)];
-    return dtype == AmxDType::kBF16 ? f32_from_bf16(bits) : f32_from_f16(bits);
+    return dtype == OperandDType::kBF16 ? f32_from_bf16(bits) : f32_from_f16(bits);
   }
   void set(int64_t row, int64_t i, float value) {
-    if (dtype == AmxDType::kF32) {
+    if (dtype == OperandDType::kF32) {
       reinterpret_cast<float*>(bytes.data())[index(row, i)] = value;
     } else {
       reinterpret_cast<uint16_t*>(bytes.data())[index(row, i)] =
-          dtype == AmxDType::kBF16 ? bf16_from_f32(value) : f16_from_f32(value);
+          dtype == OperandDType::kBF16 ? bf16_from_f32(value) : f16_from_f32(value);
     }
   }
-  AmxOperand operand() const { return {bytes.data(), ld, dtype, k_rows}; }
+  ProductOperand operand() const { return {bytes.data(), ld, dtype, k_rows}; }
 };
 
 // Exactly as large as needed: sanitizers see a read past the end. `rough` values need all 24 bits.
-Matrix random_matrix(Dice& dice, int64_t x, int64_t k, bool k_rows, AmxDType dtype, bool rough) {
+Matrix random_matrix(Dice& dice, int64_t x, int64_t k, bool k_rows, OperandDType dtype,
+                     bool rough) {
   const int64_t pad = static_cast<int64_t>(dice.roll(3));
   Matrix m{x, k, (k_rows ? x : k) + pad, k_rows, dtype, {}};
   const int64_t rows = k_rows ? k : x, cols = k_rows ? x : k;
-  const size_t element = dtype == AmxDType::kF32 ? 4 : 2;
+  const size_t element = dtype == OperandDType::kF32 ? 4 : 2;
   m.bytes.resize(static_cast<size_t>((rows - 1) * m.ld + cols) * element);
   for (int64_t i = 0; i < x; ++i) {
     for (int64_t j = 0; j < k; ++j) {
@@ -55,17 +57,43 @@ Matrix random_matrix(Dice& dice, int64_t x, int64_t k, bool k_rows, AmxDType dty
   return m;
 }
 
-class Amx : public testing::Test {
+// A unit of this CPU, and what it multiplies with.
+struct Unit {
+  const char* name;
+  void (*multiply)(const Product&, std::byte*);
+};
+
+// All that this CPU has, not only the best.
+std::vector<Unit> units() {
+  std::vector<Unit> list;
+  if (amx_available()) {
+    list.push_back({"amx", [](const Product& p, std::byte* scratch) {
+                      amx_multiply(AmxProduct{p}, scratch);
+                    }});
+  }
+#if defined(__x86_64__)
+  bool known = false;  // from the best on
+  for (const VectorUnit* unit :
+       {&avx512_bf16::kVectorUnit, &avx512::kVectorUnit, &avx2::kVectorUnit}) {
+    known |= unit == vector_unit();
+    if (known) list.push_back({unit->isa, unit->multiply});
+  }
+#endif
+  return list;
+}
+
+class Products : public testing::TestWithParam<Unit> {
  protected:
-  void SetUp() override { scratch_ = allocate_aligned(kAmxScratchBytes); }
+  void SetUp() override { scratch_ = allocate_aligned(kProductScratchBytes); }
   // Relative L2 error against sums in f64.
   double error(const Matrix& lhs, const Matrix& rhs, float alpha, float beta, Dice& dice) {
     const int64_t ld = rhs.x + static_cast<int64_t>(dice.roll(2));
     std::vector<float> out(static_cast<size_t>((lhs.x - 1) * ld + rhs.x));
     for (float& value : out) value = static_cast<float>(dice.normal());
     const std::vector<float> before = out;
-    amx_multiply({lhs.operand(), rhs.operand(), lhs.x, rhs.x, lhs.k, alpha, beta, out.data(), ld},
-                 scratch_.get());
+    GetParam().multiply(
+        {lhs.operand(), rhs.operand(), lhs.x, rhs.x, lhs.k, alpha, beta, out.data(), ld},
+        scratch_.get());
     double wrong = 0, size = 0;
     for (int64_t i = 0; i < lhs.x; ++i) {
       for (int64_t j = 0; j < ld && i * ld + j < static_cast<int64_t>(out.size()); ++j) {
@@ -86,10 +114,10 @@ class Amx : public testing::Test {
   std::shared_ptr<std::byte> scratch_;
 };
 
-TEST_F(Amx, IsAsExactAsF32) {
-  if (!amx_available()) return;  // the other path is the only one here, and tested below
-  Dice dice(1, "amx");
-  const AmxDType dtypes[] = {AmxDType::kF32, AmxDType::kF32, AmxDType::kBF16, AmxDType::kF16};
+TEST_P(Products, AreAsExactAsF32) {
+  Dice dice(1, "products");
+  const OperandDType dtypes[] = {OperandDType::kF32, OperandDType::kF32, OperandDType::kBF16,
+                                 OperandDType::kF16};
   for (int i = 0; i < 200; ++i) {
     const int64_t m = 1 + static_cast<int64_t>(dice.roll(150)),
                   n = 1 + static_cast<int64_t>(dice.roll(150));
@@ -104,24 +132,22 @@ TEST_F(Amx, IsAsExactAsF32) {
 }
 
 // More rows than stay in L2 at once, and values of which only some are bf16 already.
-TEST_F(Amx, ManyPasses) {
-  if (!amx_available()) return;
-  Dice dice(2, "amx");
+TEST_P(Products, ManyPasses) {
+  Dice dice(2, "products");
   for (const bool k_rows : {false, true}) {
-    Matrix lhs = random_matrix(dice, 300, 2100, k_rows, AmxDType::kF32, false);
+    Matrix lhs = random_matrix(dice, 300, 2100, k_rows, OperandDType::kF32, false);
     lhs.set(299, 2099, 0.1f);
-    Matrix rhs = random_matrix(dice, 270, 2100, !k_rows, AmxDType::kF32, false);
+    Matrix rhs = random_matrix(dice, 270, 2100, !k_rows, OperandDType::kF32, false);
     EXPECT_LE(error(lhs, rhs, 1, 0, dice), 5e-7);
     rhs.set(140, 0, 0.3f);
     EXPECT_LE(error(lhs, rhs, 1, 1, dice), 5e-7);
   }
 }
 
-TEST_F(Amx, LargeAndSmallNumbers) {
-  if (!amx_available()) return;
-  Dice dice(3, "amx");
-  Matrix lhs = random_matrix(dice, 40, 64, false, AmxDType::kF32, true);
-  Matrix rhs = random_matrix(dice, 40, 64, false, AmxDType::kF32, true);
+TEST_P(Products, LargeAndSmallNumbers) {
+  Dice dice(3, "products");
+  Matrix lhs = random_matrix(dice, 40, 64, false, OperandDType::kF32, true);
+  Matrix rhs = random_matrix(dice, 40, 64, false, OperandDType::kF32, true);
   for (int64_t k = 0; k < 64; ++k) {
     lhs.set(0, k, k == 0 ? std::numeric_limits<float>::max() : 0);
     lhs.set(1, k, k == 0 ? std::numeric_limits<float>::infinity() : 0);
@@ -130,7 +156,8 @@ TEST_F(Amx, LargeAndSmallNumbers) {
     rhs.set(0, k, 0.5f);
   }
   std::vector<float> out(1600);
-  amx_multiply({lhs.operand(), rhs.operand(), 40, 40, 64, 1, 0, out.data(), 40}, scratch_.get());
+  GetParam().multiply({lhs.operand(), rhs.operand(), 40, 40, 64, 1, 0, out.data(), 40},
+                      scratch_.get());
   EXPECT_EQ(out[0], std::numeric_limits<float>::max() / 2);
   EXPECT_FALSE(std::isfinite(out[40])) << "infinity or NaN: zero parts of 0.5 meet it";
   EXPECT_TRUE(std::isnan(out[80]));
@@ -139,8 +166,12 @@ TEST_F(Amx, LargeAndSmallNumbers) {
   EXPECT_NEAR(out[120] / sum, 1, 1e-5);
 }
 
-// The plan's two ways of multiplying agree, for every dtype and layout of operands.
-TEST(CpuMatmul, AmxAndBlasAgree) {
+INSTANTIATE_TEST_SUITE_P(Units, Products, testing::ValuesIn(units()),
+                         [](const auto& unit) { return std::string(unit.param.name); });
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Products);  // a CPU may have none
+
+// The plan's ways of multiplying agree, for every dtype and layout of operands.
+TEST(CpuMatmul, UnitsAgree) {
   use_single_threaded_blas();
   ThreadPool pool(2);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
@@ -157,8 +188,9 @@ TEST(CpuMatmul, AmxAndBlasAgree) {
       const Graph graph = std::move(b).build();
       NamedTensors inputs = random_inputs(graph, 5);
       const NamedTensors want = run_graph(graph, inputs);
-      for (const bool amx : {false, amx_available()}) {
-        PlanRunner runner(make_plan(graph, amx), pool.threads());
+      for (const ProductUnit unit : {ProductUnit::kBlas, ProductUnit::kVector, ProductUnit::kAmx}) {
+        if (unit > best_product_unit()) continue;
+        PlanRunner runner(make_plan(graph, unit), pool.threads());
         Workspace workspace(pool.threads());
         workspace.reserve(runner.plan());
         std::vector<std::byte*> in, out;
@@ -175,7 +207,8 @@ TEST(CpuMatmul, AmxAndBlasAgree) {
         for (size_t i = 0; i < results.size(); ++i) {
           const double bound = results[i].dtype() == DType::kF32 ? 2e-6 : 0x1p-8;
           const std::string& name = graph.outputs()[i].name;
-          EXPECT_LE(difference(results[i], want.at(name)).rel_l2, bound) << name << " amx " << amx;
+          EXPECT_LE(difference(results[i], want.at(name)).rel_l2, bound)
+              << name << " unit " << static_cast<int>(unit);
         }
       }
     }

@@ -167,7 +167,7 @@ TEST(CpuPacked, ValuesArePackedOnce) {
   b.output("y", product(sum, weight("v")));
   b.output("z", ops::matmul(x, ops::convert(weight("o"), DType::kF32)));
   const Graph graph = std::move(b).build();
-  const cpu::Plan plan = cpu::make_plan(graph, true);
+  const cpu::Plan plan = cpu::make_plan(graph, cpu::ProductUnit::kAmx);
   int packs = 0;
   for (const cpu::Step& step : plan.steps) {
     packs += std::holds_alternative<cpu::PackStep>(step.work) ? 1 : 0;

@@ -276,7 +276,7 @@ int64_t count(const Plan& plan) {
 // few fused groups as their dependences allow.
 TEST(CpuPlan, LayerForwardHasNoCopies) {
   const Graph graph = layer_forward(smollm2(), layer_options(128));
-  const Plan plan = make_plan(graph, true);
+  const Plan plan = make_plan(graph, ProductUnit::kAmx);
   EXPECT_EQ(count<GemmStep>(plan), graph.num_contractions());
   EXPECT_EQ(count<KernelStep>(plan), 0);
   // for q, k, v; attention's output; gate and up; down
@@ -298,7 +298,7 @@ TEST(CpuPlan, SixteenBitWeightsAreNotWidenedInMemory) {
     options.weight_dtype = dtype;
     for (const Graph& graph :
          {layer_forward(smollm2(), options), ce_grad(smollm2(), options, 128, 8192)}) {
-      const Plan plan = make_plan(run_passes(graph, default_passes()), true);
+      const Plan plan = make_plan(run_passes(graph, default_passes()), ProductUnit::kAmx);
       EXPECT_EQ(plan_text(plan).find("load." + std::string(dtype_name(dtype))), std::string::npos)
           << plan_text(plan);
     }
@@ -311,7 +311,7 @@ TEST(CpuPlan, LayerBackwardHasNoKernels) {
   wrt.insert(wrt.begin(), "x");
   const Graph joint = run_passes(vjp(forward, {"y"}, wrt).take(), default_passes());
   const Graph backward = split_joint(joint, 1, Recompute::kNone).backward;
-  const Plan plan = make_plan(backward, true);
+  const Plan plan = make_plan(backward, ProductUnit::kAmx);
   EXPECT_EQ(count<GemmStep>(plan), backward.num_contractions());
   EXPECT_EQ(count<KernelStep>(plan), 0) << plan_text(plan);
 }
@@ -319,7 +319,7 @@ TEST(CpuPlan, LayerBackwardHasNoKernels) {
 // Attention's scores, softmax and mix are one stage: a thread takes a band of rows through all
 // three.
 TEST(CpuPlan, AttentionIsOneStage) {
-  const Plan plan = make_plan(layer_forward(smollm2(), layer_options(128)), true);
+  const Plan plan = make_plan(layer_forward(smollm2(), layer_options(128)), ProductUnit::kAmx);
   bool found = false;
   for (const Stage& stage : plan.stages) {
     if (stage.last - stage.first < 3) continue;
@@ -342,7 +342,7 @@ TEST(CpuPlan, SumsOfProductsAccumulateInPlace) {
   const Value low = ops::matmul(input("u", {8, 2}), input("v", {2, 6}));
   b.output("y", ops::add(base, ops::mul(ops::scale(low, 2), input("s", {1, 1}))));
   const Graph graph = std::move(b).build();
-  const Plan plan = make_plan(graph, true);
+  const Plan plan = make_plan(graph, ProductUnit::kAmx);
   ASSERT_EQ(plan.steps.size(), 2u) << plan_text(plan);
   const auto& second = std::get<GemmStep>(plan.steps[1].work);
   EXPECT_TRUE(second.accumulate);
@@ -358,8 +358,8 @@ TEST(CpuPlan, ArenaReusesMemory) {
   for (int i = 0; i < 20; ++i) x = ops::exp(ops::matmul(x, w));
   b.output("y", x);
   const Graph graph = std::move(b).build();
-  EXPECT_LE(make_plan(graph, true).arena_bytes, 8u * 64 * 64 * 4)
-      << plan_text(make_plan(graph, true));
+  EXPECT_LE(make_plan(graph, ProductUnit::kAmx).arena_bytes, 8u * 64 * 64 * 4)
+      << plan_text(make_plan(graph, ProductUnit::kAmx));
 }
 
 }  // namespace

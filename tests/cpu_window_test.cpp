@@ -83,10 +83,11 @@ size_t count_windows(const cpu::Plan& plan) {
 
 TEST(CpuWindow, LayersHaveThem) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    for (const bool amx : {false, true}) {
+    for (const auto unit :
+         {cpu::ProductUnit::kBlas, cpu::ProductUnit::kVector, cpu::ProductUnit::kAmx}) {
       const ForwardBackward parts = layer(256, dtype);
-      EXPECT_EQ(count_score_windows(cpu::make_plan(parts.forward, amx)), 1u) << dtype_name(dtype);
-      EXPECT_EQ(count_score_windows(cpu::make_plan(parts.backward, amx)), 1u) << dtype_name(dtype);
+      EXPECT_EQ(count_score_windows(cpu::make_plan(parts.forward, unit)), 1u) << dtype_name(dtype);
+      EXPECT_EQ(count_score_windows(cpu::make_plan(parts.backward, unit)), 1u) << dtype_name(dtype);
     }
   }
 }
@@ -130,7 +131,7 @@ TEST(CpuWindow, AnyMaskAgreesWithTheReference) {
   uint64_t draw = 0;
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{96, 96}, {70, 130}, {256, 512}}) {
     const Graph graph = attention(rows, cols);
-    ASSERT_GE(count_windows(cpu::make_plan(graph, true)), 1u);
+    ASSERT_GE(count_windows(cpu::make_plan(graph, cpu::ProductUnit::kAmx)), 1u);
     for (int round = 0; round < 12; ++round) {
       NamedTensors inputs = random_inputs(graph, draw++);
       Tensor& mask = inputs.at("mask");
@@ -162,10 +163,10 @@ TEST(CpuWindow, WitnessesAreThereBeforeTheirStage) {
   const Value h = ops::mul(ops::mul(gate, ops::sigmoid(gate)), up);
   b.output("y", ops::matmul(h, b.input("down", {DType::kF32, {96, 64}})));
   const Graph graph = std::move(b).build();
-  EXPECT_EQ(count_windows(cpu::make_plan(graph, false)), 0u);
+  EXPECT_EQ(count_windows(cpu::make_plan(graph, cpu::ProductUnit::kBlas)), 0u);
   for (const ForwardBackward& parts : {layer(128, DType::kF32), layer(128, DType::kBF16)}) {
     for (const Graph* part : {&parts.forward, &parts.backward}) {
-      const cpu::Plan plan = cpu::make_plan(*part, false);
+      const cpu::Plan plan = cpu::make_plan(*part, cpu::ProductUnit::kBlas);
       for (const cpu::Stage& stage : plan.stages) {
         if (!stage.window) continue;
         for (size_t i = stage.first; i < stage.last; ++i) {
@@ -215,7 +216,7 @@ TEST(CpuWindow, OnlyWhereClosedColumnsCannotBeFelt) {
     const Value scores = ops::add(ops::matmul(q, q, {.transpose_rhs = true}), mask);
     const Value shifted = ops::sub(scores, ops::reduce_max(scores, {3}));
     b.output("out", finish(b, scores, shifted));
-    return count_windows(cpu::make_plan(std::move(b).build(), true));
+    return count_windows(cpu::make_plan(std::move(b).build(), cpu::ProductUnit::kAmx));
   };
   EXPECT_EQ(windows([](Builder&, Value, Value shifted) { return ops::exp(shifted); }), 1u);
   EXPECT_EQ(windows([](Builder&, Value scores, Value) { return scores; }), 0u);

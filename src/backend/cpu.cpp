@@ -18,7 +18,7 @@ namespace {
 class CpuExecutable : public Executable {
  public:
   CpuExecutable(Graph part, int threads)
-      : graph(std::move(part)), runner(cpu::make_plan(graph, cpu::amx_available()), threads) {}
+      : graph(std::move(part)), runner(cpu::make_plan(graph, cpu::best_product_unit()), threads) {}
 
   const Graph graph;
   cpu::PlanRunner runner;
@@ -86,8 +86,8 @@ class CpuBackend : public Backend {
   }
   const Traits& traits() const override { return traits_; }
   Result<std::string> compiler_version() override {
-    return "cpu 1, loops " + std::string(cpu::loop_table().isa) +
-           (cpu::amx_available() ? ", amx, " : ", ") + cpu::blas_version();
+    return "cpu 2, loops " + std::string(cpu::loop_table().isa) + ", products " +
+           cpu::product_units();
   }
   std::optional<std::string> unsupported(const Graph&, NodeId) override { return std::nullopt; }
   Result<Blob> compile(const Graph& part, const CompileOptions&) override {

@@ -11,14 +11,14 @@ constexpr int64_t kMaxK = 768;
 constexpr int64_t kLeastX = 256;  // resident x below which k is cut instead
 constexpr int64_t kStripBytes = kMaxK / kTileK * kParts * kPart;
 static_assert(kResidentBytes + kStripBytes + 2 * kBlock * kBlock * 4 <=
-              static_cast<int64_t>(kAmxScratchBytes));
+              static_cast<int64_t>(kProductScratchBytes));
 
 int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Adds a 16 × 16 piece of sums to out[row…][col…], turned when rhs was the left operand.
 template <bool turned>
-void add_piece(const float* sums, const AmxProduct& p, int64_t row, int64_t col) {
+void add_piece(const float* sums, const Product& p, int64_t row, int64_t col) {
   const int64_t rows = smaller(16, p.m - row), cols = smaller(16, p.n - col);
   if (rows <= 0 || cols <= 0) return;
   __m512i piece[16];
@@ -88,11 +88,11 @@ class Multiplier {
   }
 
  private:
-  const AmxOperand& wide() const { return wide_is_lhs_ ? p_.lhs : p_.rhs; }
-  const AmxOperand& resident() const { return wide_is_lhs_ ? p_.rhs : p_.lhs; }
+  const ProductOperand& wide() const { return wide_is_lhs_ ? p_.lhs : p_.rhs; }
+  const ProductOperand& resident() const { return wide_is_lhs_ ? p_.rhs : p_.lhs; }
 
   // Where a packed operand's block of x begins, from k on.
-  const std::byte* packed_block(const AmxOperand& from, int64_t x, int64_t k) const {
+  const std::byte* packed_block(const ProductOperand& from, int64_t x, int64_t k) const {
     return static_cast<const std::byte*>(from.data) +
            x / kBlock * amx_packed_block_bytes(p_.k, from.packed_parts) +
            k / kTileK * from.packed_parts * kPart;
@@ -213,8 +213,8 @@ void amx_multiply(const AmxProduct& product, std::byte* scratch) {
   _tile_release();
 }
 
-bool amx_pack(const AmxOperand& from, bool left, int parts, int64_t first, int64_t last, int64_t k,
-              std::byte* to) {
+bool amx_pack(const ProductOperand& from, bool left, int parts, int64_t first, int64_t last,
+              int64_t k, std::byte* to) {
   const int64_t block_bytes = amx_packed_block_bytes(k, parts);
   bool exact = true;
   for (int64_t x = first, next = 0; x < last; x = next) {

@@ -4,40 +4,17 @@
 // AMX.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
+#include "backend/cpu_product.h"
 
 namespace npu::cpu {
-
-enum class AmxDType : uint8_t { kF32, kBF16, kF16 };
-
-// An operand as `x` (rows of lhs or columns of rhs) by k. Element (x, i) is data[x·ld + i], or with
-// k_rows data[i·ld + x]. With packed_parts > 0 `data` is what amx_pack wrote for this operand's
-// side, from a block's first x on.
-struct AmxOperand {
-  const void* data = nullptr;
-  int64_t ld = 0;
-  AmxDType dtype = AmxDType::kF32;
-  bool k_rows = false;
-  int packed_parts = 0;
-};
 
 // Tiles of the left and of the right operand hold their values in different order. kAny: whatever
 // suits operands that are not packed.
 enum class AmxLeft : uint8_t { kAny, kLhs, kRhs };
 
-// out (m × n, f32, row major) = alpha · lhs · rhsᵀ + beta · out, with beta 0 or 1.
-struct AmxProduct {
-  AmxOperand lhs, rhs;
-  int64_t m = 0, n = 0, k = 0;
-  float alpha = 1, beta = 0;
-  float* out = nullptr;
-  int64_t out_ld = 0;
+struct AmxProduct : Product {
   AmxLeft left = AmxLeft::kAny;
 };
-
-// Bytes of scratch that amx_multiply needs, aligned to 64.
-inline constexpr size_t kAmxScratchBytes = size_t{1} << 21;
 
 // A packed operand lies in blocks of 32 x, each of all k, in the order in which products read it.
 inline constexpr int64_t kAmxBlock = 32;
@@ -48,7 +25,9 @@ static inline constexpr bool fills_amx(int64_t m, int64_t n, int64_t k) {
 }
 
 // bf16 parts that hold every value of a dtype.
-static inline constexpr int amx_parts(AmxDType dtype) { return dtype == AmxDType::kBF16 ? 1 : 3; }
+static inline constexpr int amx_parts(OperandDType dtype) {
+  return dtype == OperandDType::kBF16 ? 1 : 3;
+}
 static inline constexpr int64_t amx_packed_block_bytes(int64_t k, int parts) {
   return (k + 31) / 32 * parts * 2048;
 }
@@ -57,8 +36,8 @@ static inline constexpr int64_t amx_packed_bytes(int64_t x, int64_t k, int parts
 }
 // Packs x in [first, last), first a multiple of 16, for the left or the right side. `to` is the
 // whole packed operand, aligned to 64. False when one part is asked for but the values have more.
-bool amx_pack(const AmxOperand& from, bool left, int parts, int64_t first, int64_t last, int64_t k,
-              std::byte* to);
+bool amx_pack(const ProductOperand& from, bool left, int parts, int64_t first, int64_t last,
+              int64_t k, std::byte* to);
 
 // True when the CPU has AMX and the kernel lets this process use it; asks it the first time.
 bool amx_available();

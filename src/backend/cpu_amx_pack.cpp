@@ -4,14 +4,14 @@
 namespace npu::cpu::amx {
 namespace {
 
-template <AmxDType dtype>
+template <OperandDType dtype>
 [[gnu::always_inline]] inline __m512 load(const void* data, int64_t index, __mmask16 lanes) {
-  if constexpr (dtype == AmxDType::kF32) {
+  if constexpr (dtype == OperandDType::kF32) {
     return _mm512_maskz_loadu_ps(lanes, static_cast<const float*>(data) + index);
   } else {
     const __m256i half =
         _mm256_maskz_loadu_epi16(lanes, static_cast<const uint16_t*>(data) + index);
-    if constexpr (dtype == AmxDType::kF16) return _mm512_cvtph_ps(half);
+    if constexpr (dtype == OperandDType::kF16) return _mm512_cvtph_ps(half);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
   }
 }
@@ -42,7 +42,7 @@ constexpr int32_t kHighMask = static_cast<int32_t>(0xffff0000);
 }
 
 // The vectors of one tile row: two vectors of a row of x (32 k), or of two rows of k (16 x).
-template <AmxDType dtype, bool k_rows>
+template <OperandDType dtype, bool k_rows>
 struct RowLoader {
   RowLoader(const Window& w, int64_t x, int64_t k)
       : data(w.from->data), ld(w.from->ld), x_count(w.x_count - x), k_count(w.k_count - k) {
@@ -96,7 +96,7 @@ using Pack = uint32_t (*)(const Window&, int64_t, std::byte*);
 // `to` is the packed block.
 
 // A tile turned from the other form.
-template <AmxDType dtype, bool k_rows, int parts>
+template <OperandDType dtype, bool k_rows, int parts>
 uint32_t pack_turned(const Window& w, int64_t unit, std::byte* to) {
   const int64_t halves = w.x_count > kTileX ? 2 : 1;
   const int64_t half = unit % halves, t = unit / halves;
@@ -135,7 +135,7 @@ template <bool k_rows, int parts>
 }
 
 // A row of x for the left side: memory is read in order, which the hardware's prefetch follows.
-template <AmxDType dtype, int parts>
+template <OperandDType dtype, int parts>
 uint32_t pack_row(const Window& w, int64_t unit, std::byte* to) {
   __m512i low = _mm512_setzero_si512();
   to += unit / kTileX * kTileBytes + unit % kTileX * 64;
@@ -171,10 +171,10 @@ constexpr int64_t kPairRows = 8;
 
 // Some rows of k for the right side. Hardware does not foresee the long strides between them: one
 // line of each pair of lines is asked for in advance, the other comes with it.
-template <AmxDType dtype, int parts>
+template <OperandDType dtype, int parts>
 uint32_t pack_pairs(const Window& w, int64_t unit, std::byte* to) {
   constexpr int64_t kPairs = kPairRows / 2, kAheadRows = 32;
-  constexpr int64_t kElement = dtype == AmxDType::kF32 ? 4 : 2;
+  constexpr int64_t kElement = dtype == OperandDType::kF32 ? 4 : 2;
   __m512i low = _mm512_setzero_si512();
   const int64_t k = unit * kPairRows;
   to += k / kTileK * parts * kPart + k % kTileK / 2 * 64;
@@ -222,13 +222,13 @@ uint32_t copy_pairs(const Window& w, int64_t unit, std::byte* to) {
 }
 
 // Rows of x are the left tile's form, pairs of rows of k the right one's; the other is turned.
-template <AmxDType dtype, int parts>
+template <OperandDType dtype, int parts>
 Pack packing_of(bool k_rows, bool left) {
   if (k_rows) return left ? pack_turned<dtype, true, parts> : pack_pairs<dtype, parts>;
   return left ? pack_row<dtype, parts> : pack_turned<dtype, false, parts>;
 }
 
-template <AmxDType dtype>
+template <OperandDType dtype>
 bool row_is_bf16(const void* data, int64_t first, int64_t count) {
   __m512i bits = _mm512_setzero_si512();
   for (int64_t i = 0; i < count; i += 16) {
@@ -238,28 +238,28 @@ bool row_is_bf16(const void* data, int64_t first, int64_t count) {
   return low_bits(bits) == 0;
 }
 
-Pack find_packing(const AmxOperand& from, bool left, int parts) {
+Pack find_packing(const ProductOperand& from, bool left, int parts) {
   switch (from.dtype) {
-    case AmxDType::kF32:
-      return parts == 1 ? packing_of<AmxDType::kF32, 1>(from.k_rows, left)
-                        : packing_of<AmxDType::kF32, kParts>(from.k_rows, left);
-    case AmxDType::kF16:
-      return parts == 1 ? packing_of<AmxDType::kF16, 1>(from.k_rows, left)
-                        : packing_of<AmxDType::kF16, kParts>(from.k_rows, left);
-    case AmxDType::kBF16:
+    case OperandDType::kF32:
+      return parts == 1 ? packing_of<OperandDType::kF32, 1>(from.k_rows, left)
+                        : packing_of<OperandDType::kF32, kParts>(from.k_rows, left);
+    case OperandDType::kF16:
+      return parts == 1 ? packing_of<OperandDType::kF16, 1>(from.k_rows, left)
+                        : packing_of<OperandDType::kF16, kParts>(from.k_rows, left);
+    case OperandDType::kBF16:
       if (from.k_rows != left) return left ? copy_row : copy_pairs;
       break;
   }
-  return packing_of<AmxDType::kBF16, 1>(from.k_rows, left);
+  return packing_of<OperandDType::kBF16, 1>(from.k_rows, left);
 }
 
 }  // namespace
 
 bool all_bf16(const Window& w) {
-  const AmxOperand& from = *w.from;
-  if (from.dtype == AmxDType::kBF16) return true;
-  const auto row_fits =
-      from.dtype == AmxDType::kF32 ? row_is_bf16<AmxDType::kF32> : row_is_bf16<AmxDType::kF16>;
+  const ProductOperand& from = *w.from;
+  if (from.dtype == OperandDType::kBF16) return true;
+  const auto row_fits = from.dtype == OperandDType::kF32 ? row_is_bf16<OperandDType::kF32>
+                                                         : row_is_bf16<OperandDType::kF16>;
   const int64_t rows = from.k_rows ? w.k_count : w.x_count;
   const int64_t cols = from.k_rows ? w.x_count : w.k_count;
   const int64_t first = from.k_rows ? w.k * from.ld + w.x : w.x * from.ld + w.k;
@@ -270,7 +270,7 @@ bool all_bf16(const Window& w) {
 }
 
 int pack_block(const Window& window, bool left, int parts, std::byte* to, bool exactly) {
-  if (window.from->dtype == AmxDType::kBF16) parts = 1;
+  if (window.from->dtype == OperandDType::kBF16) parts = 1;
   const int64_t k_tiles = (window.k_count + kTileK - 1) / kTileK;
   const int64_t halves = window.x_count > kTileX ? 2 : 1;
   const int64_t units = window.from->k_rows == left ? halves * k_tiles  // of pack_turned

@@ -17,7 +17,7 @@ inline constexpr int64_t kPart = 2 * kTileBytes;
 
 // A window of an operand: `x_count` × `k_count` from (x, k).
 struct Window {
-  const AmxOperand* from;
+  const ProductOperand* from;
   int64_t x, x_count, k, k_count;
 };
 

@@ -41,6 +41,22 @@ void cut_product(GemmStep& gemm, int64_t m, Step& step) {
   step.chunk_rows = cut(m, row_parts, 16);
 }
 
+// Vector products pack a panel of columns at a time, once for as many rows as a call has; the
+// others' rows come from a cache that all cores share.
+void cut_for_panels(const GemmStep& gemm, Step& step) {
+  constexpr int64_t kMostRows = 512, kMostColParts = 64;
+  if (gemm.n < 2 * kMinPartCols) {
+    step.chunk_rows = rows_per_chunk(step.rows);
+    return;
+  }
+  const auto equal = [](int64_t size, int64_t parts, int64_t grain) {
+    return ((size + parts - 1) / parts + grain - 1) / grain * grain;
+  };
+  step.chunk_rows = equal(step.rows, (step.rows + kMostRows - 1) / kMostRows, kColGrain);
+  step.cols = gemm.n;
+  step.chunk_cols = std::max(kMinPartCols, equal(gemm.n, kMostColParts, kColGrain));
+}
+
 // Products of packed operands are cut finer, since nothing is packed twice. As many rows as stay in
 // L2 share a pass over the weight.
 void cut_packed(const GemmStep& gemm, Step& step) {
@@ -70,7 +86,8 @@ bool is_by_weight(const EmitContext& context, const GemmStep& gemm, NodeId rhs) 
 
 // What is folded in, how it is cut, and the room for widened operands.
 void finish_gemm(const EmitContext& context, const GemmSpec& spec, GemmStep gemm, Step& step) {
-  gemm.amx = context.amx;
+  gemm.amx = context.best == ProductUnit::kAmx;
+  gemm.vector = context.best >= ProductUnit::kVector;
   gemm.alpha = spec.alpha;
   gemm.accumulate = spec.accumulate >= 0;
   if (spec.alpha_node >= 0) {
@@ -89,9 +106,9 @@ void finish_gemm(const EmitContext& context, const GemmSpec& spec, GemmStep gemm
   } else if (gemm.by_weight) {
     cut_by_rows(step);
   } else if (gemm.space.sizes.size() <= 1) {
-    cut_product(gemm, step.rows, step);
+    gemm.vector ? cut_for_panels(gemm, step) : cut_product(gemm, step.rows, step);
   }
-  if (!gemm.packed && (context.stored_dtype(product.inputs[0]) != DType::kF32 ||
+  if (!gemm.vector && (context.stored_dtype(product.inputs[0]) != DType::kF32 ||
                        context.stored_dtype(product.inputs[1]) != DType::kF32)) {
     const int64_t width =
         std::min(step.chunk_rows, gemm.space.inner()) + (step.cols > 1 ? step.chunk_cols : gemm.n);

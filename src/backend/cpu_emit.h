@@ -15,7 +15,7 @@ struct EmitContext {
   const Values& values;
   const Groups& groups;
   const std::vector<int>& storage;  // by root node; -1 where nothing reads it from memory
-  bool amx;
+  ProductUnit best;
 
   const Place& place(NodeId id) const { return values.of[static_cast<size_t>(id)]; }
   int storage_of(NodeId id) const { return storage[static_cast<size_t>(place(id).root)]; }

@@ -9,6 +9,7 @@
 
 #include "backend/cpu_amx.h"
 #include "backend/cpu_loops.h"
+#include "backend/cpu_vector.h"
 #include "base/error.h"
 
 namespace npu::cpu {
@@ -36,6 +37,22 @@ LoopFn find_loop(const char* name, unsigned form) {
   return nullptr;
 }
 
+const VectorUnit* vector_unit() {
+#if defined(__x86_64__)
+  static const VectorUnit* const unit = []() -> const VectorUnit* {
+    if (&loop_table() == &avx512::kTable) {
+      return __builtin_cpu_supports("avx512bf16") ? &avx512_bf16::kVectorUnit
+                                                  : &avx512::kVectorUnit;
+    }
+    const bool has_avx2 = &loop_table() == &avx2::kTable && __builtin_cpu_supports("f16c");
+    return has_avx2 ? &avx2::kVectorUnit : nullptr;
+  }();
+  return unit;
+#else
+  return nullptr;
+#endif
+}
+
 bool amx_available() {
 #if defined(__x86_64__)
   static const bool available = [] {
@@ -54,7 +71,7 @@ bool amx_available() {
 
 #if !defined(__x86_64__)
 void amx_multiply(const AmxProduct&, std::byte*) { NPU_CHECK(false, "this CPU has no AMX"); }
-bool amx_pack(const AmxOperand&, bool, int, int64_t, int64_t, int64_t, std::byte*) {
+bool amx_pack(const ProductOperand&, bool, int, int64_t, int64_t, int64_t, std::byte*) {
   NPU_CHECK(false, "this CPU has no AMX");
   return false;
 }

@@ -1,4 +1,5 @@
-// One product of a plan: AMX or BLAS, with 16-bit operands and results where BLAS has only f32.
+// One product of a plan, by the unit that suits it; 16-bit operands where BLAS has only f32, and
+// results that are rounded to 16 bits.
 #include "backend/cpu_matmul.h"
 
 #include <cblas.h>
@@ -6,6 +7,7 @@
 #include <algorithm>
 
 #include "backend/cpu_amx.h"
+#include "backend/cpu_vector.h"
 
 namespace npu::cpu {
 namespace {
@@ -33,23 +35,35 @@ void store_rounded(float* from, int64_t m, int64_t n, std::byte* out, DType dtyp
   (bf16 ? store_bf16 : store_f16)({out, {from, nullptr, nullptr}, ld, {n, 0, 0}, m, n, 1});
 }
 
-AmxDType amx_dtype(DType dtype) {
-  return dtype == DType::kF32    ? AmxDType::kF32
-         : dtype == DType::kBF16 ? AmxDType::kBF16
-                                 : AmxDType::kF16;
+OperandDType operand_dtype(DType dtype) {
+  return dtype == DType::kF32    ? OperandDType::kF32
+         : dtype == DType::kBF16 ? OperandDType::kBF16
+                                 : OperandDType::kF16;
 }
 
 bool suits_amx(const GemmStep& step, const GemmCall& call) {
   return step.packed || (step.amx && fills_amx(call.m, call.n, call.k));
 }
 
+Product product_of(const GemmStep& step, const GemmCall& call, float* out, int64_t out_ld) {
+  Product product;
+  product.lhs = {call.lhs, step.lhs_ld, operand_dtype(call.lhs_dtype), step.lhs_transposed};
+  product.rhs = {call.rhs, step.rhs_ld, operand_dtype(call.rhs_dtype), !step.rhs_transposed};
+  product.m = call.m;
+  product.n = call.n;
+  product.k = call.k;
+  product.alpha = call.alpha;
+  product.beta = step.accumulate ? 1.0f : 0.0f;
+  product.out = out;
+  product.out_ld = out_ld;
+  return product;
+}
+
 void run_amx(const GemmStep& step, const GemmCall& call, float* out, int64_t out_ld) {
-  AmxProduct product;
-  product.lhs = {call.lhs, step.lhs_ld, amx_dtype(call.lhs_dtype), step.lhs_transposed};
-  product.rhs = {call.rhs, step.rhs_ld, amx_dtype(call.rhs_dtype), !step.rhs_transposed};
+  AmxProduct product{product_of(step, call, out, out_ld)};
   if (step.packed) {
     product.lhs.data = call.lhs_packed;
-    product.lhs.packed_parts = amx_parts(amx_dtype(call.lhs_dtype));
+    product.lhs.packed_parts = amx_parts(operand_dtype(call.lhs_dtype));
   }
   if (call.rhs_packed != nullptr) {
     product.rhs.data = call.rhs_packed;
@@ -58,13 +72,6 @@ void run_amx(const GemmStep& step, const GemmCall& call, float* out, int64_t out
   if (product.lhs.packed_parts + product.rhs.packed_parts > 0) {
     product.left = step.turned ? AmxLeft::kRhs : AmxLeft::kLhs;
   }
-  product.m = call.m;
-  product.n = call.n;
-  product.k = call.k;
-  product.alpha = call.alpha;
-  product.beta = step.accumulate ? 1.0f : 0.0f;
-  product.out = out;
-  product.out_ld = out_ld;
   amx_multiply(product, reinterpret_cast<std::byte*>(call.scratch));
 }
 
@@ -101,23 +108,36 @@ void run_blas(const GemmStep& step, const GemmCall& call, float* out, int64_t ou
 
 }  // namespace
 
+ProductUnit best_product_unit() {
+  if (amx_available()) return ProductUnit::kAmx;
+  return vector_unit() != nullptr ? ProductUnit::kVector : ProductUnit::kBlas;
+}
+
 void use_single_threaded_blas() { openblas_set_num_threads(1); }
 
-std::string blas_version() {
+std::string product_units() {
+  switch (best_product_unit()) {
+    case ProductUnit::kAmx:
+      return std::string("amx, ") + vector_unit()->isa;
+    case ProductUnit::kVector:
+      return vector_unit()->isa;
+    case ProductUnit::kBlas:
+      break;
+  }
   return std::string(openblas_get_config()) + " " + openblas_get_corename();
 }
 
 int64_t packed_bytes(DType dtype, int64_t x, int64_t k) {
-  return amx_packed_bytes(x, k, amx_parts(amx_dtype(dtype)));
+  return amx_packed_bytes(x, k, amx_parts(operand_dtype(dtype)));
 }
 
 const std::byte* packed_row(const std::byte* packed, DType dtype, int64_t row, int64_t k) {
-  return packed + row / kAmxBlock * amx_packed_block_bytes(k, amx_parts(amx_dtype(dtype)));
+  return packed + row / kAmxBlock * amx_packed_block_bytes(k, amx_parts(operand_dtype(dtype)));
 }
 
 void run_pack(const PackStep& step, DType dtype, const std::byte* from, int64_t first, int64_t last,
               std::byte* to) {
-  const AmxDType type = amx_dtype(dtype);
+  const OperandDType type = operand_dtype(dtype);
   amx_pack({from, step.ld, type}, step.left, amx_parts(type), first, last, step.from.cols, to);
 }
 
@@ -125,15 +145,15 @@ int64_t packed_bytes(const PackedWeight& weight) { return amx_packed_bytes(weigh
 
 bool pack_weight(const PackedWeight& weight, const std::byte* from, int64_t first, int64_t last,
                  std::byte* to) {
-  const AmxOperand operand{from, weight.ld, amx_dtype(weight.dtype), weight.k_rows};
+  const ProductOperand operand{from, weight.ld, operand_dtype(weight.dtype), weight.k_rows};
   return amx_pack(operand, weight.left, 1, first, last, weight.k, to);
 }
 
 size_t gemm_scratch_bytes(const GemmStep& step, int64_t rows, int64_t cols, bool wide_out) {
   const size_t panels = static_cast<size_t>((rows + cols) * step.block_k) * sizeof(float);
-  const size_t amx = step.amx ? kAmxScratchBytes : 0;
+  const size_t unit = step.amx || step.vector ? kProductScratchBytes : 0;
   const size_t out = wide_out ? static_cast<size_t>(rows * cols) * sizeof(float) : 0;
-  return std::max(panels, amx) + out;
+  return std::max(panels, unit) + out;
 }
 
 void run_gemm(const GemmStep& step, const GemmCall& call) {
@@ -145,7 +165,14 @@ void run_gemm(const GemmStep& step, const GemmCall& call) {
     out = call.scratch + offset / sizeof(float);
     out_ld = call.n;
   }
-  suits_amx(step, call) ? run_amx(step, call, out, out_ld) : run_blas(step, call, out, out_ld);
+  if (suits_amx(step, call)) {
+    run_amx(step, call, out, out_ld);
+  } else if (step.vector) {
+    vector_unit()->multiply(product_of(step, call, out, out_ld),
+                            reinterpret_cast<std::byte*>(call.scratch));
+  } else {
+    run_blas(step, call, out, out_ld);
+  }
   if (narrow) store_rounded(out, call.m, call.n, call.out, call.out_dtype, step.out_ld);
 }
 

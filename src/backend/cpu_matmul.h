@@ -1,5 +1,6 @@
-// Matrix products, on AMX where there is one and by BLAS elsewhere. BLAS is called with one thread:
-// the split is the plan's, so that results don't depend on how many threads there are.
+// Matrix products: on AMX where there is one, on vector units, or by BLAS on a CPU that has
+// neither. All run in the calling thread: the split is the plan's, so that results don't depend on
+// how many threads there are.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +23,12 @@ struct GemmCall {
   float* scratch = nullptr;
 };
 
+ProductUnit best_product_unit();
+// Whatever this CPU's results depend on: "amx, avx512_bf16", "avx2", or a release of BLAS.
+std::string product_units();
+
 // Makes BLAS run in the calling thread. Once per process is enough; more do no harm.
 void use_single_threaded_blas();
-std::string blas_version();
 
 // Bytes of `x` by `k` values of a dtype in the form in which AMX reads them.
 int64_t packed_bytes(DType dtype, int64_t x, int64_t k);

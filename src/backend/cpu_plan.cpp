@@ -25,7 +25,7 @@ size_t aligned(size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 class Planner {
  public:
-  Planner(const Graph& graph, bool amx) : graph_(graph), amx_(amx) {}
+  Planner(const Graph& graph, ProductUnit best) : graph_(graph), best_(best) {}
 
   Plan run() {
     while (const auto id = try_steps()) {
@@ -53,7 +53,7 @@ class Planner {
     values_ = plan_values(graph_, revised_);
     groups_ = fuse(graph_, values_);
     if (auto id = assign_storages()) return id;
-    const EmitContext context{graph_, values_, groups_, storage_, amx_};
+    const EmitContext context{graph_, values_, groups_, storage_, best_};
     for (const Group& group : groups_.in_order) {
       const bool wanted = std::any_of(group.nodes.begin(), group.nodes.end(),
                                       [&](NodeId id) { return storage(id) >= 0; });
@@ -314,7 +314,7 @@ class Planner {
   DType dtype(int index) const { return plan_.storages[static_cast<size_t>(index)].dtype; }
 
   const Graph& graph_;
-  const bool amx_;
+  const ProductUnit best_;
   std::set<NodeId> revised_;
   Values values_;
   Groups groups_;
@@ -326,6 +326,6 @@ class Planner {
 
 }  // namespace
 
-Plan make_plan(const Graph& graph, bool amx) { return Planner(graph, amx).run(); }
+Plan make_plan(const Graph& graph, ProductUnit best) { return Planner(graph, best).run(); }
 
 }  // namespace npu::cpu

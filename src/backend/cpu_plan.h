@@ -79,6 +79,10 @@ struct LoopStep {
 // ---- matrix products
 // -------------------------------------------------------------------------------
 
+// What multiplies, the best last: each takes what suits it and leaves the rest to the one before,
+// but a CPU with vector units needs no BLAS.
+enum class ProductUnit : uint8_t { kBlas, kVector, kAmx };
+
 // out[row] = alpha · lhs[row] · rhs[batch of row] (+ out[row])
 struct GemmStep {
   RowSpace space;
@@ -91,7 +95,8 @@ struct GemmStep {
   int alpha_storage = -1;  // f32 factor read at run time
   int64_t alpha_offset = 0;
   bool accumulate = false;
-  bool amx = false;        // on AMX where the chunk is large enough, else by BLAS
+  bool amx = false;        // on AMX where the chunk is large enough
+  bool vector = false;     // what is not on AMX: on the vector unit, else by BLAS
   int64_t block_k = 0;     // 16-bit operands are widened in blocks of this many k; 0: none are
   bool by_weight = false;  // on AMX by an input, which may be kept packed
   bool packed = false;     // by_weight, with lhs as a PackStep wrote it
@@ -181,8 +186,8 @@ struct Plan {
   size_t scratch_bytes = 0;  // per thread, local storages included
 };
 
-// Cannot fail: what has no fast path becomes a KernelStep. `amx`: products may use it.
-Plan make_plan(const Graph& graph, bool amx);
+// Cannot fail: what has no fast path becomes a KernelStep.
+Plan make_plan(const Graph& graph, ProductUnit best);
 
 // In words, for tests, logs and the bench.
 std::string step_text(const Plan& plan, const Step& step);

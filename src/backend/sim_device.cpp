@@ -8,7 +8,6 @@
 #include <new>
 #include <utility>
 
-#include "backend/cpu_amx.h"
 #include "backend/cpu_matmul.h"
 #include "backend/cpu_part.h"
 #include "backend/cpu_run.h"
@@ -69,7 +68,7 @@ SimBuffer opened(Buffer& buffer) { return {nullptr, data_of(buffer), buffer.byte
 struct SimExecutable : Executable {
   SimExecutable(Graph given_part, const Graph& compiled, int threads)
       : part(std::move(given_part)),
-        runner(cpu::make_plan(compiled, cpu::amx_available()), threads) {}
+        runner(cpu::make_plan(compiled, cpu::best_product_unit()), threads) {}
 
   Graph part;
   cpu::PlanRunner runner;
