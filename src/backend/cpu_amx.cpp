@@ -31,7 +31,7 @@ void add_piece(const float* sums, const Product& p, int64_t row, int64_t col) {
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
     if (i >= rows) break;
-    float* const out = p.out + (row + i) * p.out_ld + col;
+    float* const out = static_cast<float*>(p.out) + (row + i) * p.out_ld + col;
     __m512 value = _mm512_mul_ps(alpha, _mm512_castsi512_ps(piece[i]));
     if (add) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(lanes, out));
     _mm512_mask_storeu_ps(out, lanes, value);

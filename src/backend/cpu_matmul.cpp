@@ -45,7 +45,7 @@ bool suits_amx(const GemmStep& step, const GemmCall& call) {
   return step.packed || (step.amx && fills_amx(call.m, call.n, call.k));
 }
 
-Product product_of(const GemmStep& step, const GemmCall& call, float* out, int64_t out_ld) {
+Product product_of(const GemmStep& step, const GemmCall& call) {
   Product product;
   product.lhs = {call.lhs, step.lhs_ld, operand_dtype(call.lhs_dtype), step.lhs_transposed};
   product.rhs = {call.rhs, step.rhs_ld, operand_dtype(call.rhs_dtype), !step.rhs_transposed};
@@ -54,13 +54,14 @@ Product product_of(const GemmStep& step, const GemmCall& call, float* out, int64
   product.k = call.k;
   product.alpha = call.alpha;
   product.beta = step.accumulate ? 1.0f : 0.0f;
-  product.out = out;
-  product.out_ld = out_ld;
+  product.out = call.out;
+  product.out_ld = step.out_ld;
+  product.out_dtype = operand_dtype(call.out_dtype);
   return product;
 }
 
-void run_amx(const GemmStep& step, const GemmCall& call, float* out, int64_t out_ld) {
-  AmxProduct product{product_of(step, call, out, out_ld)};
+void run_amx(const GemmStep& step, const GemmCall& call, const Product& plain) {
+  AmxProduct product{plain};
   if (step.packed) {
     product.lhs.data = call.lhs_packed;
     product.lhs.packed_parts = amx_parts(operand_dtype(call.lhs_dtype));
@@ -157,23 +158,27 @@ size_t gemm_scratch_bytes(const GemmStep& step, int64_t rows, int64_t cols, bool
 }
 
 void run_gemm(const GemmStep& step, const GemmCall& call) {
-  float* out = reinterpret_cast<float*>(call.out);
-  int64_t out_ld = step.out_ld;
-  const bool narrow = call.out_dtype != DType::kF32;
-  if (narrow) {  // behind what the product needs
+  const bool amx = suits_amx(step, call), vector = step.vector && !amx;
+  Product product = product_of(step, call);
+  const bool rounded_behind =
+      call.out_dtype != DType::kF32 && !(vector && vector_unit()->writes_narrow(product));
+  if (rounded_behind) {  // from sums in f32, behind what the product needs
     const size_t offset = gemm_scratch_bytes(step, call.m, call.n, false);
-    out = call.scratch + offset / sizeof(float);
-    out_ld = call.n;
+    product.out = call.scratch + offset / sizeof(float);
+    product.out_ld = call.n;
+    product.out_dtype = OperandDType::kF32;
   }
-  if (suits_amx(step, call)) {
-    run_amx(step, call, out, out_ld);
-  } else if (step.vector) {
-    vector_unit()->multiply(product_of(step, call, out, out_ld),
-                            reinterpret_cast<std::byte*>(call.scratch));
+  if (amx) {
+    run_amx(step, call, product);
+  } else if (vector) {
+    vector_unit()->multiply(product, reinterpret_cast<std::byte*>(call.scratch));
   } else {
-    run_blas(step, call, out, out_ld);
+    run_blas(step, call, static_cast<float*>(product.out), product.out_ld);
   }
-  if (narrow) store_rounded(out, call.m, call.n, call.out, call.out_dtype, step.out_ld);
+  if (rounded_behind) {
+    store_rounded(static_cast<float*>(product.out), call.m, call.n, call.out, call.out_dtype,
+                  step.out_ld);
+  }
 }
 
 }  // namespace npu::cpu

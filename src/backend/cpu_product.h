@@ -21,13 +21,16 @@ struct ProductOperand {
   int packed_parts = 0;
 };
 
-// out (m × n, f32, row major) = alpha · lhs · rhsᵀ + beta · out, with beta 0 or 1.
+// out (m × n, row major) = alpha · lhs · rhsᵀ + beta · out, with beta 0 or 1. Other results than f32
+// are rounded once, from sums in f32; only vector units write them, and not every product
+// (VectorUnit).
 struct Product {
   ProductOperand lhs, rhs;
   int64_t m = 0, n = 0, k = 0;
   float alpha = 1, beta = 0;
-  float* out = nullptr;
+  void* out = nullptr;
   int64_t out_ld = 0;
+  OperandDType out_dtype = OperandDType::kF32;
 };
 
 // Bytes of scratch, aligned to 64, that any product needs.

@@ -29,6 +29,14 @@ void pause_briefly() {
 #endif
 }
 
+// The ticket-th chunk to be taken: threads that take turns each go through a range of neighbouring
+// chunks, whose operands they then find in their own caches.
+int64_t chunk_of(int64_t ticket, int64_t chunks, int64_t threads) {
+  const int64_t whole = chunks / threads, rest = chunks % threads;
+  const int64_t thread = ticket % threads;
+  return thread * whole + std::min(thread, rest) + ticket / threads;
+}
+
 // Calls piece(first row, rows) for the parts of [first, last) that lie in one run of the inner
 // loop.
 template <class Piece>
@@ -115,8 +123,10 @@ void PlanRunner::work(size_t thread) {
     const Stage& stage = plan_.stages[s];
     StageState& state = stages_[s];
     const int64_t chunks = plan_.steps[stage.first].chunks();
-    int64_t chunk = 0;
-    while ((chunk = state.next.fetch_add(1, std::memory_order_relaxed)) < chunks) {
+    const int64_t threads = static_cast<int64_t>(threads_.size());
+    int64_t ticket = 0;
+    while ((ticket = state.next.fetch_add(1, std::memory_order_relaxed)) < chunks) {
+      const int64_t chunk = chunk_of(ticket, chunks, threads);
       if (!failed_.load(std::memory_order_relaxed)) run_chunk(stage, chunk, thread);
       if (state.done.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks) state.done.notify_all();
     }

@@ -14,31 +14,46 @@ constexpr int64_t kLeftWords = static_cast<int64_t>(kProductScratchBytes) / 4 - 
 
 int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+constexpr int64_t element_bytes(OperandDType dtype) { return dtype == OperandDType::kF32 ? 4 : 2; }
+
 // Up to kBlockRows rows of sums by one panel.
 struct Block {
   Left left;  // from the block's first row on
   const uint32_t* panel;
   int64_t words;
   float alpha;
-  bool add;  // to what is there
-  float* out;
-  int64_t out_ld, cols;
+  bool add;  // to what is there, which is f32
+  std::byte* out;
+  OperandDType out_dtype;
+  int64_t out_row_bytes, cols;
 };
 
+[[gnu::always_inline]] static inline void store_as(OperandDType dtype, std::byte* to, Vector v) {
+  if (dtype == OperandDType::kF32) return store(to, v);
+  dtype == OperandDType::kBF16 ? store_bf16(to, v) : store_f16(to, v);
+}
+
 [[gnu::always_inline]] static inline void store_sums(const Vector* sums, int vectors,
-                                                     const Block& block, float* out) {
+                                                     const Block& block, std::byte* out) {
+  const int64_t element = element_bytes(block.out_dtype);
   const Vector alpha = repeated(block.alpha);
   if (block.cols == vectors * kLanes) {
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) {
-      float* const to = out + v * kLanes;
-      store(to, block.add ? fma(alpha, sums[v], load(to)) : mul(alpha, sums[v]));
+      std::byte* const to = out + v * kLanes * element;
+      store_as(block.out_dtype, to,
+               block.add ? fma(alpha, sums[v], load(to)) : mul(alpha, sums[v]));
     }
     return;
   }
-  float edge[kPanelCols];
-  for (int v = 0; v < vectors; ++v) store(edge + v * kLanes, mul(alpha, sums[v]));
-  for (int64_t c = 0; c < block.cols; ++c) out[c] = block.add ? out[c] + edge[c] : edge[c];
+  alignas(64) std::byte edge[kPanelCols * sizeof(float)];
+  const size_t bytes = static_cast<size_t>(block.cols * element);
+  if (block.add) std::memcpy(edge, out, bytes);
+  for (int v = 0; v < vectors; ++v) {
+    std::byte* const to = edge + v * kLanes * element;
+    store_as(block.out_dtype, to, block.add ? fma(alpha, sums[v], load(to)) : mul(alpha, sums[v]));
+  }
+  std::memcpy(out, edge, bytes);
 }
 
 template <class Unit, int rows, int vectors>
@@ -68,7 +83,9 @@ void multiply_block(const Block& block) {
     panel += kPanelCols;
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < rows; ++r) store_sums(sums[r], vectors, block, block.out + r * block.out_ld);
+  for (int r = 0; r < rows; ++r) {
+    store_sums(sums[r], vectors, block, block.out + r * block.out_row_bytes);
+  }
 }
 
 using MultiplyBlock = void (*)(const Block&);
@@ -91,12 +108,12 @@ MultiplyBlock block_of_rows(int64_t rows) {
 }
 
 // The cache lines of the panel after this one, asked for while this one is multiplied: the
-// hardware does not foresee the strides between its rows.
+// hardware does not foresee the strides between its rows. Behind the last panel of a call lies,
+// more often than not, the first of the next.
 class Ahead {
  public:
   Ahead(const Window& next, int64_t calls) {
-    if (next.x_count <= 0) return;
-    const int64_t element = next.from.dtype == OperandDType::kF32 ? 4 : 2;
+    const int64_t element = element_bytes(next.from.dtype);
     rows_ = next.from.k_rows ? next.k_count : next.x_count;
     row_bytes_ = (next.from.k_rows ? next.x_count : next.k_count) * element;
     ld_bytes_ = next.from.ld * element;
@@ -127,18 +144,19 @@ void pass(const Product& p, int64_t row, int64_t rows, int64_t k, int64_t k_coun
   block.words = words_of<Unit>(k_count);
   block.alpha = p.alpha;
   block.add = p.beta != 0 || k > 0;
-  block.out_ld = p.out_ld;
+  block.out_dtype = p.out_dtype;
+  block.out_row_bytes = p.out_ld * element_bytes(p.out_dtype);
   for (int64_t col = 0; col < p.n; col += kPanelCols) {
     block.cols = smaller(kPanelCols, p.n - col);
     pack_panel<Unit>({p.rhs, col, block.cols, k, k_count}, scratch);
-    const int64_t next = col + kPanelCols;
-    Ahead ahead({p.rhs, next, smaller(kPanelCols, p.n - next), k, k_count},
+    Ahead ahead({p.rhs, col + kPanelCols, kPanelCols, k, k_count},
                 (rows + kBlockRows - 1) / kBlockRows);
     for (int64_t r = 0; r < rows; r += kBlockRows) {
       ahead.ask();
       const int64_t count = smaller(kBlockRows, rows - r);
       block.left = {left.data + r * left.row_bytes, left.row_bytes, left.word_bytes};
-      block.out = p.out + (row + r) * p.out_ld + col;
+      block.out = static_cast<std::byte*>(p.out) + (row + r) * block.out_row_bytes +
+                  col * element_bytes(p.out_dtype);
       block.cols > kLanes ? block_of_rows<Unit, 2>(count)(block)
                           : block_of_rows<Unit, 1>(count)(block);
     }
@@ -158,14 +176,24 @@ void multiply_by(const Product& p, uint32_t* scratch) {
   }
 }
 
+bool in_pairs([[maybe_unused]] const Product& p) {
+#if defined(__AVX512BF16__)
+  return p.lhs.dtype == OperandDType::kBF16 && p.rhs.dtype == OperandDType::kBF16;
+#else
+  return false;
+#endif
+}
+
 void multiply(const Product& product, std::byte* scratch) {
   auto* const words = reinterpret_cast<uint32_t*>(scratch);
 #if defined(__AVX512BF16__)
-  if (product.lhs.dtype == OperandDType::kBF16 && product.rhs.dtype == OperandDType::kBF16) {
-    return multiply_by<BF16Pairs>(product, words);
-  }
+  if (in_pairs(product)) return multiply_by<BF16Pairs>(product, words);
 #endif
   multiply_by<F32>(product, words);
+}
+
+bool writes_narrow(const Product& product) {
+  return product.beta == 0 && product.k <= kMaxWords * (in_pairs(product) ? 2 : 1);
 }
 
 constexpr const char* kIsaName =
@@ -180,6 +208,6 @@ constexpr const char* kIsaName =
 }  // namespace
 
 extern const VectorUnit kVectorUnit;
-constinit const VectorUnit kVectorUnit = {kIsaName, multiply};
+constinit const VectorUnit kVectorUnit = {kIsaName, multiply, writes_narrow};
 
 }  // namespace npu::cpu::NPU_VECTOR_ISA

@@ -10,8 +10,11 @@ namespace npu::cpu {
 // do not depend on how a product is cut along m and n.
 struct VectorUnit {
   const char* isa;  // "avx512_bf16"
-  // Multiplies pairs of bf16 when both operands are bf16; else in f32.
+  // Multiplies pairs of bf16 where the unit has them and both operands are bf16; else in f32.
   void (*multiply)(const Product& product, std::byte* scratch);
+  // Whether the sums of the product stay in registers to the end, so that its result may be of
+  // 16 bits.
+  bool (*writes_narrow)(const Product& product);
 };
 
 #if defined(__x86_64__)

@@ -31,6 +31,20 @@ inline constexpr int kBlockRows = 8;  // 16 sums of 32 registers: enough to hide
 [[gnu::always_inline]] static inline Vector load_f16(const void* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(from)));
 }
+// Rounded to nearest even, as bf16_from_f32 does: a NaN stays one.
+[[gnu::always_inline]] static inline void store_bf16(void* to, Vector v) {
+  const __m512i bits = _mm512_castps_si512(v);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  const __m512i rounded = _mm512_srli_epi32(_mm512_mask_mov_epi32(up, nan, quiet), 16);
+  _mm256_storeu_si256(static_cast<__m256i*>(to), _mm512_cvtepi32_epi16(rounded));
+}
+[[gnu::always_inline]] static inline void store_f16(void* to, Vector v) {
+  _mm256_storeu_si256(static_cast<__m256i*>(to),
+                      _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 // kLanes × kLanes words: r[i][j] becomes r[j][i].
 [[gnu::always_inline]] static inline void transpose(Vector* rows) {
   __m512i r[16], t[16];
@@ -89,6 +103,20 @@ inline constexpr int kBlockRows = 6;  // 12 sums of 16 registers
 [[gnu::always_inline]] static inline Vector load_f16(const void* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(from)));
 }
+[[gnu::always_inline]] static inline void store_bf16(void* to, Vector v) {
+  const __m256i bits = _mm256_castps_si256(v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+  const __m128i low = _mm256_castsi256_si128(rounded), high = _mm256_extracti128_si256(rounded, 1);
+  _mm_storeu_si128(static_cast<__m128i*>(to), _mm_packus_epi32(low, high));
+}
+[[gnu::always_inline]] static inline void store_f16(void* to, Vector v) {
+  _mm_storeu_si128(static_cast<__m128i*>(to),
+                   _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 [[gnu::always_inline]] static inline void transpose(Vector* r) {
   Vector t[8];
 #pragma GCC unroll 4
@@ -113,6 +141,25 @@ inline constexpr int kBlockRows = 6;  // 12 sums of 16 registers
 }
 
 #endif
+
+// The first and the second of pairs of bf16, widened.
+[[gnu::always_inline]] static inline Vector first_of_pairs(Vector pairs) {
+#if defined(__AVX512F__)
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
+#else
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
+#endif
+}
+[[gnu::always_inline]] static inline Vector second_of_pairs(Vector pairs) {
+  constexpr int32_t kHigh = static_cast<int32_t>(0xffff0000);
+#if defined(__AVX512F__)
+  const __m512i high = _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(kHigh));
+  return _mm512_castsi512_ps(high);
+#else
+  const __m256i high = _mm256_and_si256(_mm256_castps_si256(pairs), _mm256_set1_epi32(kHigh));
+  return _mm256_castsi256_ps(high);
+#endif
+}
 
 // Words that a product is summed over: f32 values, or with AVX-512-BF16 pairs of bf16.
 struct F32 {

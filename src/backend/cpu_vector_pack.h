@@ -67,6 +67,40 @@ template <class Unit, OperandDType dtype>
   }
 }
 
+// As many of the first `whole` words of kLanes x, which lie in rows of x, as fill vectors. Returns
+// their number.
+template <class Unit, OperandDType dtype>
+int64_t pack_turned(const Window& w, int64_t row, int64_t whole, uint32_t* to) {
+  // bf16 that is to be f32 is turned in pairs, at half the cost.
+  constexpr bool kByPairs = Unit::kDepth == 1 && dtype == OperandDType::kBF16;
+  constexpr int64_t kStep = kByPairs ? 2 * kLanes : kLanes;  // words
+  int64_t i = 0;
+  for (; i + kStep <= whole; i += kStep) {
+    Vector rows[kLanes];
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes; ++r) {
+      const int64_t index = w.index(row + r, i * Unit::kDepth);
+      if constexpr (kByPairs) {
+        rows[r] = load(static_cast<const uint16_t*>(w.from.data) + index);
+      } else {
+        rows[r] = load_words<Unit, dtype>(w.from, index);
+      }
+    }
+    transpose(rows);
+    uint32_t* const at = to + i * kPanelCols;
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes; ++r) {
+      if constexpr (kByPairs) {
+        store(at + 2 * r * kPanelCols, first_of_pairs(rows[r]));
+        store(at + (2 * r + 1) * kPanelCols, second_of_pairs(rows[r]));
+      } else {
+        store(at + r * kPanelCols, rows[r]);
+      }
+    }
+  }
+  return i;
+}
+
 // Packs kLanes x of a window (`row` the first) as [word][kPanelCols].
 template <class Unit, OperandDType dtype>
 void pack_lanes(const Window& w, int64_t row, uint32_t* to) {
@@ -75,16 +109,7 @@ void pack_lanes(const Window& w, int64_t row, uint32_t* to) {
   if (w.from.k_rows) {
     for (; i < whole; ++i) store(to + i * kPanelCols, load_side_by_side<Unit, dtype>(w, row, i));
   } else {
-    for (; i + kLanes <= whole; i += kLanes) {
-      Vector rows[kLanes];
-#pragma GCC unroll 16
-      for (int r = 0; r < kLanes; ++r) {
-        rows[r] = load_words<Unit, dtype>(w.from, w.index(row + r, i * Unit::kDepth));
-      }
-      transpose(rows);
-#pragma GCC unroll 16
-      for (int r = 0; r < kLanes; ++r) store(to + (i + r) * kPanelCols, rows[r]);
-    }
+    i = pack_turned<Unit, dtype>(w, row, whole, to);
   }
   for (; i < words_of<Unit>(w.k_count); ++i) {
     for (int r = 0; r < kLanes; ++r) to[i * kPanelCols + r] = word<Unit>(w, row + r, i);
