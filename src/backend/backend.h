@@ -39,8 +39,9 @@ struct Traits {
   bool widens_weights = false;          // 16-bit weights are widened inside matmuls at no cost
   Prepack prepack = Prepack::kNever;
   // What prepacking keeps of each weight for each of forward and backward; nothing for a forward
-  // that reads 16-bit weights as they lie.
+  // whose products read bf16 weights as they lie.
   int64_t prepack_bytes = 0;
+  bool forward_reads_bf16 = false;
   int64_t memory_bytes = 0;  // of the device, where buffers lie in memory of its own; 0 = unknown
   // Passes of transform/legalise.h, by name, that its compiler needs after the default ones.
   std::vector<std::string> legalise;

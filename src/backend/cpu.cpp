@@ -81,8 +81,10 @@ class CpuBackend : public Backend {
     traits_.name = "cpu";
     traits_.host_cpu = true;
     traits_.widens_weights = true;
-    traits_.prepack = cpu::amx_available() ? Prepack::kByDefault : Prepack::kNever;
+    const cpu::ProductUnit unit = cpu::best_product_unit();
+    traits_.prepack = unit == cpu::ProductUnit::kBlas ? Prepack::kNever : Prepack::kByDefault;
     traits_.prepack_bytes = 2;
+    traits_.forward_reads_bf16 = unit == cpu::ProductUnit::kAmx;
   }
   const Traits& traits() const override { return traits_; }
   Result<std::string> compiler_version() override {

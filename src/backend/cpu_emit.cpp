@@ -77,10 +77,11 @@ void cut_by_rows(Step& step) {
   step.chunk_rows = std::min(kMostRows, half);
 }
 
-// One product of activations by an input, neither side too small for tiles.
+// One product of activations by an input, neither side too small to be packed.
 bool is_by_weight(const EmitContext& context, const GemmStep& gemm, NodeId rhs) {
-  return gemm.amx && gemm.space.sizes.size() == 1 && !gemm.lhs_transposed &&
-         fills_amx(gemm.space.rows, gemm.n, gemm.k) &&
+  const bool large =
+      gemm.amx ? fills_amx(gemm.space.rows, gemm.n, gemm.k) : gemm.vector && gemm.n >= kColGrain;
+  return large && gemm.space.sizes.size() == 1 && !gemm.lhs_transposed &&
          context.graph.node(context.place(rhs).root).is_input();
 }
 
@@ -99,11 +100,11 @@ void finish_gemm(const EmitContext& context, const GemmSpec& spec, GemmStep gemm
   const Node& product = context.graph.node(spec.product);
   constexpr int64_t kMostPackedK = 3072;
   gemm.by_weight = is_by_weight(context, gemm, product.inputs[1]);
-  gemm.packed = gemm.by_weight && gemm.k <= kMostPackedK;
+  gemm.packed = gemm.amx && gemm.by_weight && gemm.k <= kMostPackedK;
   gemm.turned = gemm.rhs_transposed;
   if (gemm.packed) {
     cut_packed(gemm, step);
-  } else if (gemm.by_weight) {
+  } else if (gemm.amx && gemm.by_weight) {
     cut_by_rows(step);
   } else if (gemm.space.sizes.size() <= 1) {
     gemm.vector ? cut_for_panels(gemm, step) : cut_product(gemm, step.rows, step);

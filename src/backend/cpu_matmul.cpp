@@ -107,6 +107,28 @@ void run_blas(const GemmStep& step, const GemmCall& call, float* out, int64_t ou
   }
 }
 
+bool in_panels(WeightForm form) {
+  return form == WeightForm::kPanels || form == WeightForm::kPairPanels;
+}
+
+// bf16 values by panels of x, in rows of k or of pairs of k; zeros beyond the weight.
+void pack_panels(const PackedWeight& weight, const uint16_t* from, int64_t first, int64_t last,
+                 uint16_t* to) {
+  const int64_t cols = vector_unit()->panel_cols;
+  const int64_t depth = weight.form == WeightForm::kPairPanels ? 2 : 1;
+  for (int64_t x0 = first; x0 < last; x0 += cols) {
+    uint16_t* const panel = to + x0 / cols * panel_bytes(cols, weight.k) / 2;
+    const int64_t count = std::min(cols, last - x0);
+    for (int64_t k = 0; k < (weight.k + 1) / 2 * 2; ++k) {
+      uint16_t* const row = panel + k / depth * cols * depth + k % depth;
+      for (int64_t x = 0; x < cols; ++x) {
+        const int64_t at = weight.k_rows ? k * weight.ld + x0 + x : (x0 + x) * weight.ld + k;
+        row[x * depth] = x < count && k < weight.k ? from[at] : 0;
+      }
+    }
+  }
+}
+
 }  // namespace
 
 ProductUnit best_product_unit() {
@@ -142,12 +164,33 @@ void run_pack(const PackStep& step, DType dtype, const std::byte* from, int64_t 
   amx_pack({from, step.ld, type}, step.left, amx_parts(type), first, last, step.from.cols, to);
 }
 
-int64_t packed_bytes(const PackedWeight& weight) { return amx_packed_bytes(weight.x, weight.k, 1); }
+WeightForm panel_form(DType lhs) {
+  const VectorUnit* const unit = vector_unit();
+  const bool pairs = unit != nullptr && unit->bf16_pairs && lhs == DType::kBF16;
+  return pairs ? WeightForm::kPairPanels : WeightForm::kPanels;
+}
+
+int64_t packed_bytes(const PackedWeight& weight) {
+  if (!in_panels(weight.form)) return amx_packed_bytes(weight.x, weight.k, 1);
+  const int64_t cols = vector_unit()->panel_cols;
+  return (weight.x + cols - 1) / cols * panel_bytes(cols, weight.k);
+}
+
+const std::byte* packed_from(const PackedWeight& weight, const std::byte* packed, int64_t x) {
+  if (!in_panels(weight.form)) return packed_row(packed, DType::kBF16, x, weight.k);
+  const int64_t cols = vector_unit()->panel_cols;
+  return packed + x / cols * panel_bytes(cols, weight.k);
+}
 
 bool pack_weight(const PackedWeight& weight, const std::byte* from, int64_t first, int64_t last,
                  std::byte* to) {
+  if (in_panels(weight.form)) {
+    pack_panels(weight, reinterpret_cast<const uint16_t*>(from), first, last,
+                reinterpret_cast<uint16_t*>(to));
+    return true;
+  }
   const ProductOperand operand{from, weight.ld, operand_dtype(weight.dtype), weight.k_rows};
-  return amx_pack(operand, weight.left, 1, first, last, weight.k, to);
+  return amx_pack(operand, weight.form == WeightForm::kLeftTiles, 1, first, last, weight.k, to);
 }
 
 size_t gemm_scratch_bytes(const GemmStep& step, int64_t rows, int64_t cols, bool wide_out) {
@@ -171,6 +214,10 @@ void run_gemm(const GemmStep& step, const GemmCall& call) {
   if (amx) {
     run_amx(step, call, product);
   } else if (vector) {
+    if (call.rhs_packed != nullptr) {
+      product.rhs.data = call.rhs_packed;
+      product.rhs.packed_parts = 1;
+    }
     vector_unit()->multiply(product, reinterpret_cast<std::byte*>(call.scratch));
   } else {
     run_blas(step, call, static_cast<float*>(product.out), product.out_ld);

@@ -38,11 +38,17 @@ const std::byte* packed_row(const std::byte* packed, DType dtype, int64_t row, i
 void run_pack(const PackStep& step, DType dtype, const std::byte* from, int64_t first, int64_t last,
               std::byte* to);
 
-// The same of a weight at `from` with one part, in pieces that threads may share: x in
-// [first, last), first a multiple of 16. False where the values have more than one part.
+// How vector products of activations of this dtype read bf16 weights.
+WeightForm panel_form(DType lhs);
+
+// A weight at `from` in its form, of bf16, in pieces that threads may share: x in [first, last),
+// first a multiple of kPieceX. False where the values are more than bf16.
+inline constexpr int64_t kPieceX = 64;
 int64_t packed_bytes(const PackedWeight& weight);
 bool pack_weight(const PackedWeight& weight, const std::byte* from, int64_t first, int64_t last,
                  std::byte* to);
+// Where the packed weight begins from x on, a multiple of 32.
+const std::byte* packed_from(const PackedWeight& weight, const std::byte* packed, int64_t x);
 
 // Scratch of a call of at most rows × cols; `wide_out` when the result is not f32.
 size_t gemm_scratch_bytes(const GemmStep& step, int64_t rows, int64_t cols, bool wide_out);

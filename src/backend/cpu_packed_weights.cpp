@@ -28,7 +28,7 @@ PackedForms* forms_of(Buffer& buffer) {
 
 std::shared_ptr<std::byte> pack(const PackedWeight& weight, const std::byte* data,
                                 ThreadPool& pool) {
-  constexpr int64_t kRows = 64;  // whole blocks of x
+  constexpr int64_t kRows = kPieceX;
   const std::byte* const from =
       data + weight.offset * static_cast<int64_t>(dtype_bytes(weight.dtype));
   const auto first_rows_fit = [&] {

@@ -1,5 +1,5 @@
-// Frozen weights in the form in which AMX reads them: made at the first call that needs them, kept
-// with the buffer.
+// Frozen weights in the form in which products read them: made at the first call that needs them,
+// kept with the buffer.
 #pragma once
 
 #include <span>

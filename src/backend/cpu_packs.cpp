@@ -14,11 +14,16 @@ namespace {
 
 int weight_of(const GemmStep& gemm, Plan& plan) {
   const Storage& storage = plan.storages[static_cast<size_t>(gemm.rhs.storage)];
+  if (!gemm.amx && storage.dtype != DType::kBF16) return -1;
   // bf16 rows are the left side's form already, so packing them on the way is a copy that hides
   // behind the products.
-  if (storage.dtype == DType::kBF16 && gemm.turned) return -1;
-  const PackedWeight weight{storage.index, gemm.rhs.offset, gemm.rhs_ld,  gemm.n,
-                            gemm.k,        storage.dtype,   !gemm.turned, gemm.turned};
+  if (gemm.amx && storage.dtype == DType::kBF16 && gemm.turned) return -1;
+  const DType lhs = plan.storages[static_cast<size_t>(gemm.lhs.storage)].dtype;
+  const WeightForm form = !gemm.amx     ? panel_form(lhs)
+                          : gemm.turned ? WeightForm::kLeftTiles
+                                        : WeightForm::kRightTiles;
+  const PackedWeight weight{storage.index, gemm.rhs.offset, gemm.rhs_ld,          gemm.n,
+                            gemm.k,        storage.dtype,   !gemm.rhs_transposed, form};
   const auto at = std::find(plan.weights.begin(), plan.weights.end(), weight);
   if (at != plan.weights.end()) return static_cast<int>(at - plan.weights.begin());
   plan.weights.push_back(weight);

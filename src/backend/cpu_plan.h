@@ -98,8 +98,8 @@ struct GemmStep {
   bool amx = false;        // on AMX where the chunk is large enough
   bool vector = false;     // what is not on AMX: on the vector unit, else by BLAS
   int64_t block_k = 0;     // 16-bit operands are widened in blocks of this many k; 0: none are
-  bool by_weight = false;  // on AMX by an input, which may be kept packed
-  bool packed = false;     // by_weight, with lhs as a PackStep wrote it
+  bool by_weight = false;  // by an input, which may be kept packed
+  bool packed = false;     // by_weight on AMX, with lhs as a PackStep wrote it
   bool turned = false;     // rhs is the left operand of the tiles
   int lhs_packed = -1;     // storage
   int weight = -1;         // of Plan::weights; -1: packed on the way
@@ -114,14 +114,18 @@ struct PackStep {
   int to = -1;  // storage
 };
 
+// In which form products read a weight: as AMX's left or right tiles, or as a vector unit's panels,
+// of single values or of pairs of k.
+enum class WeightForm : uint8_t { kLeftTiles, kRightTiles, kPanels, kPairPanels };
+
 // A weight that products read; where its buffer never changes the device may keep it packed.
 struct PackedWeight {
   size_t input = 0;
   int64_t offset = 0;  // elements
   int64_t ld = 1, x = 1, k = 1;
   DType dtype = DType::kF32;
-  bool k_rows = false;  // as AmxOperand
-  bool left = false;
+  bool k_rows = false;  // as ProductOperand
+  WeightForm form = WeightForm::kLeftTiles;
   bool operator==(const PackedWeight&) const = default;
 };
 

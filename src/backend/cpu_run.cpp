@@ -238,7 +238,10 @@ void PlanRunner::run_gemm_rows(const Step& step, int64_t chunk, size_t thread) {
   }
   if (gemm.weight >= 0 && !weights_.empty()) {
     const std::byte* const whole = weights_[static_cast<size_t>(gemm.weight)];
-    if (whole != nullptr) call.rhs_packed = packed_row(whole, DType::kBF16, col, gemm.k);
+    if (whole != nullptr) {
+      const PackedWeight& weight = plan_.weights[static_cast<size_t>(gemm.weight)];
+      call.rhs_packed = packed_from(weight, whole, col);
+    }
   }
   const int64_t rhs_step = gemm.rhs_transposed ? gemm.rhs_ld : 1;
   const ThreadState& state = threads_[thread];

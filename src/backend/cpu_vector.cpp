@@ -19,7 +19,7 @@ constexpr int64_t element_bytes(OperandDType dtype) { return dtype == OperandDTy
 // Up to kBlockRows rows of sums by one panel.
 struct Block {
   Left left;  // from the block's first row on
-  const uint32_t* panel;
+  const std::byte* panel;
   int64_t words;
   float alpha;
   bool add;  // to what is there, which is f32
@@ -56,7 +56,17 @@ struct Block {
   std::memcpy(out, edge, bytes);
 }
 
-template <class Unit, int rows, int vectors>
+// What a panel holds: words, or bf16 values that become words of f32.
+struct OfWords {
+  static constexpr int64_t kLaneBytes = 4;
+  [[gnu::always_inline]] static inline Vector words(const std::byte* at) { return load(at); }
+};
+struct OfBF16 {
+  static constexpr int64_t kLaneBytes = 2;
+  [[gnu::always_inline]] static inline Vector words(const std::byte* at) { return load_bf16(at); }
+};
+
+template <class Unit, class Panel, int rows, int vectors>
 void multiply_block(const Block& block) {
   Vector sums[rows][vectors];
 #pragma GCC unroll 8
@@ -65,12 +75,14 @@ void multiply_block(const Block& block) {
     for (int v = 0; v < vectors; ++v) sums[r][v] = zeros();
   }
   const std::byte* left = block.left.data;
-  const uint32_t* panel = block.panel;
+  const std::byte* panel = block.panel;
   const int64_t row_bytes = block.left.row_bytes;
   for (int64_t i = 0; i < block.words; ++i) {
     Vector right[vectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < vectors; ++v) right[v] = load(panel + v * kLanes);
+    for (int v = 0; v < vectors; ++v) {
+      right[v] = Panel::words(panel + v * kLanes * Panel::kLaneBytes);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; ++r) {
       float spread;
@@ -80,7 +92,7 @@ void multiply_block(const Block& block) {
       for (int v = 0; v < vectors; ++v) sums[r][v] = Unit::madd(a, right[v], sums[r][v]);
     }
     left += block.left.word_bytes;
-    panel += kPanelCols;
+    panel += kPanelCols * Panel::kLaneBytes;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < rows; ++r) {
@@ -89,18 +101,18 @@ void multiply_block(const Block& block) {
 }
 
 using MultiplyBlock = void (*)(const Block&);
-template <class Unit, int vectors>
+template <class Unit, class Panel, int vectors>
 MultiplyBlock block_of_rows(int64_t rows) {
   static constexpr MultiplyBlock kByRows[] = {
-    multiply_block<Unit, 1, vectors>,
-    multiply_block<Unit, 2, vectors>,
-    multiply_block<Unit, 3, vectors>,
-    multiply_block<Unit, 4, vectors>,
-    multiply_block<Unit, 5, vectors>,
-    multiply_block<Unit, 6, vectors>,
+    multiply_block<Unit, Panel, 1, vectors>,
+    multiply_block<Unit, Panel, 2, vectors>,
+    multiply_block<Unit, Panel, 3, vectors>,
+    multiply_block<Unit, Panel, 4, vectors>,
+    multiply_block<Unit, Panel, 5, vectors>,
+    multiply_block<Unit, Panel, 6, vectors>,
 #if defined(__AVX512F__)
-    multiply_block<Unit, 7, vectors>,
-    multiply_block<Unit, 8, vectors>,
+    multiply_block<Unit, Panel, 7, vectors>,
+    multiply_block<Unit, Panel, 8, vectors>,
 #endif
   };
   static_assert(sizeof(kByRows) / sizeof(kByRows[0]) == kBlockRows);
@@ -112,26 +124,71 @@ MultiplyBlock block_of_rows(int64_t rows) {
 // more often than not, the first of the next.
 class Ahead {
  public:
-  Ahead(const Window& next, int64_t calls) {
-    const int64_t element = element_bytes(next.from.dtype);
-    rows_ = next.from.k_rows ? next.k_count : next.x_count;
-    row_bytes_ = (next.from.k_rows ? next.x_count : next.k_count) * element;
-    ld_bytes_ = next.from.ld * element;
-    first_ = static_cast<const char*>(next.from.data) + next.index(0, 0) * element;
-    rows_per_call_ = (rows_ + calls - 1) / calls;
-  }
+  struct Lines {
+    const std::byte* first;
+    int64_t rows, row_bytes, ld_bytes;
+  };
+  Ahead(const Lines& lines, int64_t calls)
+      : lines_(lines), rows_per_call_((lines.rows + calls - 1) / calls) {}
   void ask() {
-    const int64_t last = smaller(row_ + rows_per_call_, rows_);
+    const int64_t last = smaller(row_ + rows_per_call_, lines_.rows);
     for (; row_ < last; ++row_) {
-      const char* const row = first_ + row_ * ld_bytes_;
-      for (int64_t b = 0; b < row_bytes_; b += 64) _mm_prefetch(row + b, _MM_HINT_T1);
+      const std::byte* const row = lines_.first + row_ * lines_.ld_bytes;
+      for (int64_t b = 0; b < lines_.row_bytes; b += 64) _mm_prefetch(row + b, _MM_HINT_T1);
     }
   }
 
  private:
-  const char* first_ = nullptr;
-  int64_t rows_ = 0, row_bytes_ = 0, ld_bytes_ = 0, rows_per_call_ = 0, row_ = 0;
+  const Lines lines_;
+  const int64_t rows_per_call_;
+  int64_t row_ = 0;
 };
+
+// The right operand panel by panel: as it was kept, or packed into scratch on the way.
+template <class Unit>
+class Panels {
+ public:
+  Panels(const Product& p, int64_t k, int64_t k_count, uint32_t* scratch)
+      : p_(p), k_(k), k_count_(k_count), scratch_(scratch) {}
+
+  bool kept() const { return p_.rhs.packed_parts > 0; }
+  const std::byte* at(int64_t col) {
+    if (kept()) return kept_at(col);
+    pack_panel<Unit>({p_.rhs, col, smaller(kPanelCols, p_.n - col), k_, k_count_}, scratch_);
+    return reinterpret_cast<const std::byte*>(scratch_);
+  }
+  Ahead::Lines lines(int64_t col) const {
+    constexpr int64_t kLine = 64;
+    if (kept()) return {kept_at(col), k_count_ * kPanelCols * 2 / kLine, kLine, kLine};
+    const Window w{p_.rhs, col, kPanelCols, k_, k_count_};
+    const int64_t element = element_bytes(p_.rhs.dtype);
+    return {static_cast<const std::byte*>(p_.rhs.data) + w.index(0, 0) * element,
+            p_.rhs.k_rows ? k_count_ : kPanelCols,
+            (p_.rhs.k_rows ? kPanelCols : k_count_) * element, p_.rhs.ld * element};
+  }
+
+ private:
+  const std::byte* kept_at(int64_t col) const {
+    return static_cast<const std::byte*>(p_.rhs.data) +
+           col / kPanelCols * panel_bytes(kPanelCols, p_.k) + k_ * kPanelCols * 2;
+  }
+
+  const Product& p_;
+  const int64_t k_, k_count_;
+  uint32_t* const scratch_;
+};
+
+template <class Unit>
+MultiplyBlock find_block(bool kept, bool two_vectors, int64_t rows) {
+  if constexpr (Unit::kDepth == 1) {
+    if (kept) {
+      return two_vectors ? block_of_rows<Unit, OfBF16, 2>(rows)
+                         : block_of_rows<Unit, OfBF16, 1>(rows);
+    }
+  }
+  return two_vectors ? block_of_rows<Unit, OfWords, 2>(rows)
+                     : block_of_rows<Unit, OfWords, 1>(rows);
+}
 
 // Rows [row, row + rows) and k [k, k + k_count) by all columns.
 template <class Unit>
@@ -139,8 +196,8 @@ void pass(const Product& p, int64_t row, int64_t rows, int64_t k, int64_t k_coun
           uint32_t* scratch) {
   const Window lhs{p.lhs, row, rows, k, k_count};
   const Left left = left_words<Unit>(lhs, scratch + kPanelWords);
+  Panels<Unit> panels(p, k, k_count, scratch);
   Block block;
-  block.panel = scratch;
   block.words = words_of<Unit>(k_count);
   block.alpha = p.alpha;
   block.add = p.beta != 0 || k > 0;
@@ -148,17 +205,14 @@ void pass(const Product& p, int64_t row, int64_t rows, int64_t k, int64_t k_coun
   block.out_row_bytes = p.out_ld * element_bytes(p.out_dtype);
   for (int64_t col = 0; col < p.n; col += kPanelCols) {
     block.cols = smaller(kPanelCols, p.n - col);
-    pack_panel<Unit>({p.rhs, col, block.cols, k, k_count}, scratch);
-    Ahead ahead({p.rhs, col + kPanelCols, kPanelCols, k, k_count},
-                (rows + kBlockRows - 1) / kBlockRows);
+    block.panel = panels.at(col);
+    Ahead ahead(panels.lines(col + kPanelCols), (rows + kBlockRows - 1) / kBlockRows);
     for (int64_t r = 0; r < rows; r += kBlockRows) {
       ahead.ask();
-      const int64_t count = smaller(kBlockRows, rows - r);
       block.left = {left.data + r * left.row_bytes, left.row_bytes, left.word_bytes};
       block.out = static_cast<std::byte*>(p.out) + (row + r) * block.out_row_bytes +
                   col * element_bytes(p.out_dtype);
-      block.cols > kLanes ? block_of_rows<Unit, 2>(count)(block)
-                          : block_of_rows<Unit, 1>(count)(block);
+      find_block<Unit>(panels.kept(), block.cols > kLanes, smaller(kBlockRows, rows - r))(block);
     }
   }
 }
@@ -176,12 +230,14 @@ void multiply_by(const Product& p, uint32_t* scratch) {
   }
 }
 
-bool in_pairs([[maybe_unused]] const Product& p) {
 #if defined(__AVX512BF16__)
-  return p.lhs.dtype == OperandDType::kBF16 && p.rhs.dtype == OperandDType::kBF16;
+constexpr bool kBF16Pairs = true;
 #else
-  return false;
+constexpr bool kBF16Pairs = false;
 #endif
+
+bool in_pairs(const Product& p) {
+  return kBF16Pairs && p.lhs.dtype == OperandDType::kBF16 && p.rhs.dtype == OperandDType::kBF16;
 }
 
 void multiply(const Product& product, std::byte* scratch) {
@@ -208,6 +264,7 @@ constexpr const char* kIsaName =
 }  // namespace
 
 extern const VectorUnit kVectorUnit;
-constinit const VectorUnit kVectorUnit = {kIsaName, multiply, writes_narrow};
+constinit const VectorUnit kVectorUnit = {kIsaName, kPanelCols, kBF16Pairs, multiply,
+                                          writes_narrow};
 
 }  // namespace npu::cpu::NPU_VECTOR_ISA

@@ -9,8 +9,9 @@ namespace npu::cpu {
 // Each element is a sum over k in rising order, whatever rows and columns a call covers: results
 // do not depend on how a product is cut along m and n.
 struct VectorUnit {
-  const char* isa;  // "avx512_bf16"
-  // Multiplies pairs of bf16 where the unit has them and both operands are bf16; else in f32.
+  const char* isa;     // "avx512_bf16"
+  int64_t panel_cols;  // x of a packed panel
+  bool bf16_pairs;     // products of bf16 by bf16 are of pairs of k; all others are in f32
   void (*multiply)(const Product& product, std::byte* scratch);
   // Whether the sums of the product stay in registers to the end, so that its result may be of
   // 16 bits.

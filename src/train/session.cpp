@@ -149,7 +149,7 @@ MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& gra
                    layers * (2 * config.hidden_size * compute_bytes + adapter_elements * 4);
   if (!config.tie_word_embeddings) memory.weights += embedding * weight_bytes;
   if (prepack != nullptr) {
-    const bool as_it_lies = prepack->widens_weights && o.layer.weight_dtype == DType::kBF16;
+    const bool as_it_lies = prepack->forward_reads_bf16 && o.layer.weight_dtype == DType::kBF16;
     const int64_t directions = (as_it_lies ? 0 : 1) + (o.train ? 1 : 0);
     memory.prepacked = directions * (layers * linear_elements + embedding) * prepack->prepack_bytes;
   }
