@@ -57,28 +57,32 @@ Matrix random_matrix(Dice& dice, int64_t x, int64_t k, bool k_rows, OperandDType
   return m;
 }
 
-// A unit of this CPU, and what it multiplies with.
+// The vector units that this CPU can run, not only the one it uses.
+std::vector<const VectorUnit*> vector_units() {
+  std::vector<const VectorUnit*> list;
+#if defined(__x86_64__)
+  for (const VectorUnit* unit :
+       {&avx512_bf16::kVectorUnit, &avx512::kVectorUnit, &avx2::kVectorUnit}) {
+    if (!list.empty() || unit == vector_unit()) list.push_back(unit);
+  }
+#endif
+  return list;
+}
+
+// Anything that multiplies.
 struct Unit {
   const char* name;
   void (*multiply)(const Product&, std::byte*);
 };
 
-// All that this CPU has, not only the best.
 std::vector<Unit> units() {
   std::vector<Unit> list;
+  for (const VectorUnit* unit : vector_units()) list.push_back({unit->isa, unit->multiply});
   if (amx_available()) {
     list.push_back({"amx", [](const Product& p, std::byte* scratch) {
                       amx_multiply(AmxProduct{p}, scratch);
                     }});
   }
-#if defined(__x86_64__)
-  bool known = false;  // from the best on
-  for (const VectorUnit* unit :
-       {&avx512_bf16::kVectorUnit, &avx512::kVectorUnit, &avx2::kVectorUnit}) {
-    known |= unit == vector_unit();
-    if (known) list.push_back({unit->isa, unit->multiply});
-  }
-#endif
   return list;
 }
 
@@ -169,6 +173,57 @@ TEST_P(Products, LargeAndSmallNumbers) {
 INSTANTIATE_TEST_SUITE_P(Units, Products, testing::ValuesIn(units()),
                          [](const auto& unit) { return std::string(unit.param.name); });
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Products);  // a CPU may have none
+
+// bf16 values as a vector unit keeps a weight: by panels of x, in rows of k or of pairs of k.
+std::vector<uint16_t> panels_of(const Matrix& matrix, const VectorUnit& unit, bool pairs) {
+  const int64_t cols = unit.panel_cols, depth = pairs ? 2 : 1;
+  const int64_t panel = panel_bytes(cols, matrix.k) / 2;
+  std::vector<uint16_t> panels(static_cast<size_t>((matrix.x + cols - 1) / cols * panel));
+  for (int64_t x = 0; x < matrix.x; ++x) {
+    for (int64_t k = 0; k < matrix.k; ++k) {
+      const int64_t at = x / cols * panel + (k / depth * cols + x % cols) * depth + k % depth;
+      panels[static_cast<size_t>(at)] = bf16_from_f32(static_cast<float>(matrix.at(x, k)));
+    }
+  }
+  return panels;
+}
+
+TEST(CpuMatmul, KeptPanelsAndRoundedResults) {
+  const std::shared_ptr<std::byte> scratch = allocate_aligned(kProductScratchBytes);
+  for (const VectorUnit* unit : vector_units()) {
+    Dice dice(4, unit->isa);
+    for (int i = 0; i < 60; ++i) {
+      const int64_t m = 1 + static_cast<int64_t>(dice.roll(40));
+      const int64_t n = 1 + static_cast<int64_t>(dice.roll(100));
+      const int64_t k = 1 + static_cast<int64_t>(dice.roll(i % 6 == 0 ? 2000 : 200));
+      const OperandDType dtype = dice.chance(0.5) ? OperandDType::kBF16 : OperandDType::kF32;
+      const Matrix lhs = random_matrix(dice, m, k, dice.chance(0.3), dtype, true);
+      const Matrix rhs = random_matrix(dice, n, k, dice.chance(0.5), OperandDType::kBF16, true);
+      const bool pairs = unit->bf16_pairs && dtype == OperandDType::kBF16;
+      const std::vector<uint16_t> panels = panels_of(rhs, *unit, pairs);
+      std::vector<float> want(static_cast<size_t>(m * n)), got(want.size());
+      Product product{lhs.operand(), rhs.operand(), m, n, k, 0.5f, 0, want.data(), n};
+      unit->multiply(product, scratch.get());
+      product.rhs.data = panels.data();
+      product.rhs.packed_parts = 1;
+      product.out = got.data();
+      unit->multiply(product, scratch.get());
+      EXPECT_EQ(got, want) << unit->isa << " " << m << " " << n << " " << k;
+      for (const OperandDType narrow : {OperandDType::kBF16, OperandDType::kF16}) {
+        std::vector<uint16_t> rounded(want.size());
+        product.out = rounded.data();
+        product.out_dtype = narrow;
+        EXPECT_EQ(unit->writes_narrow(product), k <= 768 || (pairs && k <= 1536));
+        if (!unit->writes_narrow(product)) continue;
+        unit->multiply(product, scratch.get());
+        for (size_t j = 0; j < want.size(); ++j) {
+          const bool bf16 = narrow == OperandDType::kBF16;
+          ASSERT_EQ(rounded[j], bf16 ? bf16_from_f32(want[j]) : f16_from_f32(want[j])) << want[j];
+        }
+      }
+    }
+  }
+}
 
 // The plan's ways of multiplying agree, for every dtype and layout of operands.
 TEST(CpuMatmul, UnitsAgree) {

@@ -135,7 +135,8 @@ TEST(CpuPacked, OnlyFrozenBuffersOnRequest) {
       Linear linear(graph, inputs, 1, prepack, frozen);
       linear.call();
       const bool kept = linear.weight().forms() != nullptr;
-      EXPECT_EQ(kept, prepack && frozen && cpu::best_product_unit() != cpu::ProductUnit::kBlas) << prepack << frozen;
+      EXPECT_EQ(kept, prepack && frozen && cpu::best_product_unit() != cpu::ProductUnit::kBlas)
+          << prepack << frozen;
     }
   }
 }

@@ -126,7 +126,7 @@ SessionOptions check_session(const Options& options, const CheckInputs& in) {
   session.graphs.layer.seq_len = batch.seq_len;
   const auto count = static_cast<int64_t>(loss_rows(batch).size());
   session.graphs.loss_rows = loss_rows_option(options, {&count, 1}, batch.rows());
-  resolve_recompute(options, in.config, session);
+  resolve_memory(options, in.config, session);
   return session;
 }
 

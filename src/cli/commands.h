@@ -62,15 +62,16 @@ LoraSpec lora_options(const Options& options);
 void refuse_other_lora(const Options& options, const std::string& option, const LoraSpec& adapter);
 
 // Everything but sizes that depend on data: backend, numerics, limits, compile settings. `lora`
-// comes from the options or from an adapter; recompute `auto` is resolved by the caller.
+// comes from the options or from an adapter; what depends on memory is resolved by the caller.
 SessionOptions session_options(const Options& options, const LoraSpec& lora,
                                const ModelConfig& config);
 
 // --disable-pass, each name checked.
 std::set<std::string, std::less<>> disabled_passes(const Options& options);
 
-// Fills graphs.recompute from --recompute, by memory for `auto`.
-void resolve_recompute(const Options& options, const ModelConfig& config, SessionOptions& session);
+// Fills graphs.recompute from --recompute, and prepack where it was not asked for: by memory, and
+// says so.
+void resolve_memory(const Options& options, const ModelConfig& config, SessionOptions& session);
 
 // Decides --host-parts auto, from evidence or by measuring; says how. Last before a runner starts.
 void resolve_placement(const ModelConfig& config, SessionOptions& session,

@@ -45,7 +45,7 @@ constexpr OptionSpec kTable[] = {
      "f32, bf16, f16"},
     {"prepack", kText, "auto", "on|off", kRuns,
      "frozen weights also in the form that the device's products read: faster, for the memory of a "
-     "second copy [on where the backend does so by default]"},
+     "second copy or two; auto: where the backend does so by default and memory allows"},
     {"recompute", kText, "auto", "MODE", kTrains,
      "none keeps activations for the backward, layer recomputes them, auto decides by memory"},
     {"disable-pass", kList, "", "NAME", "train check compile plan eval ir diagnose",

@@ -76,7 +76,7 @@ SessionOptions training_session(const Options& options, const LoraSpec& lora,
   }
   session.graphs.loss_rows = session.graphs.shorter.back().loss_rows;
   session.graphs.shorter.pop_back();
-  resolve_recompute(options, config, session);
+  resolve_memory(options, config, session);
   return session;
 }
 

@@ -192,19 +192,4 @@ double host_matmul_rate(const ModelConfig& config, const LayerOptions& options, 
   return graph.contraction_flops() / best_seconds;
 }
 
-Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options,
-                           const Traits* prepack,
-                           const std::function<int64_t(const MemoryEstimate&)>& needed,
-                           int64_t available_bytes, std::string_view where) {
-  GraphOptions keep = options;
-  keep.recompute = Recompute::kNone;
-  const int64_t bytes = needed(estimate_memory(config, build_model_graphs(config, keep), prepack));
-  // A fifth is left for the runtime's own temporaries and for what else the machine does.
-  const bool fits = bytes < available_bytes / 5 * 4;
-  log_info("train", std::string("recompute ") + (fits ? "none" : "layer") +
-                        ": keeping activations needs " + std::to_string(bytes >> 20) + " MiB of " +
-                        std::to_string(available_bytes >> 20) + " MiB " + std::string(where));
-  return fits ? Recompute::kNone : Recompute::kLayer;
-}
-
 }  // namespace npu

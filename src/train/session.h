@@ -2,7 +2,6 @@
 // Every command that runs a model goes through here, so that all of them place and compile alike.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -75,12 +74,5 @@ inline const Traits* prepacks(const Prepared& prepared) {
 // Floating-point operations a second that one product of this model's sizes reaches on the host:
 // what `plan` estimates with. Takes a few hundredths of a second.
 double host_matmul_rate(const ModelConfig& config, const LayerOptions& options, int threads);
-
-// `--recompute auto`: keep activations when what `needed` takes of the estimate fits in
-// `available_bytes`, else recompute. Logs the choice and why; `where` names the memory.
-Recompute choose_recompute(const ModelConfig& config, const GraphOptions& options,
-                           const Traits* prepack,
-                           const std::function<int64_t(const MemoryEstimate&)>& needed,
-                           int64_t available_bytes, std::string_view where);
 
 }  // namespace npu
