@@ -20,6 +20,32 @@ DType dtype_option(const Options& options, std::string_view name) {
   return *parse_dtype(text);
 }
 
+// Whether a run leaves a fifth of the memory to its runtime's own temporaries and to what else the
+// machine does.
+struct Fit {
+  bool fits;
+  std::string text;  // "700 MiB of 9000 MiB available here"
+};
+Fit fit_of(const ModelConfig& config, const ModelGraphs& graphs, const Traits& traits,
+           const SessionOptions& session) {
+  const MemoryRoom room = memory_room(traits);
+  const int64_t bytes =
+      needed_bytes(estimate_memory(config, graphs, prepacks(session, traits)), room);
+  return {bytes < room.bytes / 5 * 4, std::to_string(bytes >> 20) + " MiB of " +
+                                          std::to_string(room.bytes >> 20) + " MiB " + room.where};
+}
+
+// Copies of weights are the first thing to do without: a step then takes a few percent more, with
+// recomputing a third.
+void resolve_prepack(const ModelConfig& config, const ModelGraphs& graphs, const Traits& traits,
+                     SessionOptions& session) {
+  if (session.prepack || prepacks(session, traits) == nullptr) return;
+  const Fit fit = fit_of(config, graphs, traits, session);
+  session.prepack = fit.fits;
+  if (!fit.fits)
+    log_info("train", "prepack off: with more copies of the weights it needs " + fit.text);
+}
+
 }  // namespace
 
 std::string environment(const char* name) {
@@ -194,28 +220,13 @@ void resolve_memory(const Options& options, const ModelConfig& config, SessionOp
   const std::string mode = options.choice("recompute", {"auto", "none", "layer"});
   session.graphs.recompute = mode == "layer" ? Recompute::kLayer : Recompute::kNone;
   const auto backend = make_backend(session.backend).take();
-  const MemoryRoom room = memory_room(backend->traits());
-  const auto fits = [&] {
-    const MemoryEstimate memory = estimate_memory(
-        config, build_model_graphs(config, session.graphs), prepacks(session, backend->traits()));
-    const int64_t bytes = needed_bytes(memory, room);
-    // A fifth is left for the runtime's own temporaries and for what else the machine does.
-    const bool enough = bytes < room.bytes / 5 * 4;
-    return std::pair(enough, std::to_string(bytes >> 20) + " MiB of " +
-                                 std::to_string(room.bytes >> 20) + " MiB " + room.where);
-  };
-  // Copies go first: without them a step takes a few percent more, with recomputing a third.
-  if (!session.prepack && prepacks(session, backend->traits()) != nullptr) {
-    const auto [enough, text] = fits();
-    session.prepack = enough;
-    if (!enough) log_info("train", "prepack off: a second copy of the weights needs " + text);
-  }
-  if (mode == "auto") {
-    const auto [enough, text] = fits();
-    if (!enough) session.graphs.recompute = Recompute::kLayer;
-    log_info("train", std::string("recompute ") + (enough ? "none" : "layer") +
-                          ": keeping activations needs " + text);
-  }
+  const ModelGraphs graphs = build_model_graphs(config, session.graphs);
+  resolve_prepack(config, graphs, backend->traits(), session);
+  if (mode != "auto") return;
+  const Fit fit = fit_of(config, graphs, backend->traits(), session);
+  if (!fit.fits) session.graphs.recompute = Recompute::kLayer;
+  log_info("train", std::string("recompute ") + (fit.fits ? "none" : "layer") +
+                        ": keeping activations needs " + fit.text);
 }
 
 void resolve_placement(const ModelConfig& config, SessionOptions& session,
@@ -263,6 +274,7 @@ std::unique_ptr<ModelRunner> start_runner(const ModelConfig& config, const Sessi
   const CompileReport report = compile(prepared);
   if (bar) std::cerr << "\r\033[K";
   report_compile(report, quiet);
+  resolve_prepack(config, prepared.graphs, prepared.backend->traits(), prepared.options);
   warn_of_memory(config, prepared);
   return load(config, std::move(prepared), weights);
 }
