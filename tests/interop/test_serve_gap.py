@@ -187,13 +187,13 @@ def test_worker_that_misbehaves(gap, monkeypatch, tmp_path, script, code, words)
 
 def test_smollm2(run, smollm2, examples_data, tmp_path, monkeypatch):
     """The real model, on film reviews. Thirty layers amplify each rounding that another order of
-    sums moves, so even the same policy is some hundredths of a nat away."""
+    sums moves, so even the same policy is some hundredths of a nat away, and which one is nearest
+    depends on the CPU's sums: the tiny models tell them apart."""
     monkeypatch.setenv("NPU_LORA_PYTHON", sys.executable)
     report = json.loads(run("check", "--model", smollm2, "--serve-gap", "transformers", "--backend",
                             "cpu", "--data", examples_data / "sst2-dev.jsonl", "--limit", 12,
                             "--seq-len", 128, "--json").stdout)
     p = by_policy(report)
-    # hf is nearest on average; by RMS it and fp32 are within what another order of sums moves.
-    assert report["best"] == min(p, key=lambda name: p[name]["rms"]) != "vllm"
+    assert report["best"] == min(p, key=lambda name: p[name]["rms"])
     assert report["tokens"] > 200
-    assert p["hf"]["mean"] < min(p["vllm"]["mean"], p["fp32"]["mean"]) and p["hf"]["rms"] < 0.15
+    assert all(0 < gap["mean"] <= gap["rms"] < 0.15 for gap in p.values()), p
