@@ -31,12 +31,15 @@ bool is_alias(const Graph& graph, const Node& node) {
   for (const char* name : {"reshape", "transpose", "broadcast", "stop_gradient"}) {
     if (node.op->name == name) return true;
   }
+  if (node.op->name == "concat" && node.inputs.size() == 1) return true;
   const DType from = graph.node(node.inputs[0]).type.dtype;
   if (node.op->name == "convert") return node.type.dtype == DType::kF32 || node.type.dtype == from;
   return reduces_nothing(graph, node);
 }
 
-bool is_view(const Node& node) { return is(node, "slice") || is(node, "concat"); }
+bool is_view(const Node& node) {
+  return is(node, "slice") || (is(node, "concat") && node.inputs.size() > 1);
+}
 
 // x · 2ⁿ moves no digit.
 bool scales_by_power_of_two(const Graph& graph, const Node& node) {

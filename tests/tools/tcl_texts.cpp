@@ -9,6 +9,7 @@
 #include "io/hf_model.h"
 #include "io/json.h"
 #include "ir/text.h"
+#include "tools/tcl_parts.h"
 #include "train/model_graphs.h"
 
 namespace npu {
@@ -30,12 +31,16 @@ int run(const std::vector<std::string>& args) {
   for (const NamedGraph& named : build_model_graphs(config, options).graphs) {
     const Graph graph = run_passes(named.graph, default_passes());
     publish_text(directory / (graph.name() + ".ir"), print_graph(graph));
-    Result<TclFunction> function = write_tcl(graph);
-    if (function.ok()) {
-      publish_text(directory / (graph.name() + ".tc"), function.value().text);
-    } else {
-      std::cout << graph.name() << ": " << function.error().text() << "\n";
-      ++refused;
+    const std::vector<Graph> parts = supported_parts(graph);
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Result<TclFunction> function = write_tcl(canonicalize(parts[i]).graph);
+      const std::string name = graph.name() + (i == 0 ? "" : "-" + std::to_string(i));
+      if (function.ok()) {
+        publish_text(directory / (name + ".tc"), function.value().text);
+      } else {
+        std::cout << name << ": " << function.error().text() << "\n";
+        ++refused;
+      }
     }
   }
   return refused == 0 ? 0 : 1;
