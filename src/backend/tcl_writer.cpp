@@ -103,7 +103,11 @@ class Printer {
     for (size_t i = 0; i < sources.size(); ++i) {
       text += "        %" + std::to_string(i) + " = read(" + sources[i] + ")\n";
     }
-    if (s.block) text += steps(*s.block, s, result);
+    if (s.block && !s.block->steps.empty()) {
+      text += steps(*s.block, s, result);
+    } else {  // a block without a step makes furiosa-tcc 2026.4 panic behind a contraction
+      text += "        %1 = ve.exec(%0 * f1.0)\n";
+    }
     return text + "        write.to(" + type(result.axes, result.dtype) + ")\n    )\n";
   }
 

@@ -31,7 +31,7 @@ inline std::vector<Graph> supported_parts(const Graph& graph) {
   std::vector<Graph> parts;
   for (Part& part : split(graph, labels)) {
     const Graph& g = part.graph;
-    bool all = true;
+    bool all = !g.outputs().empty();
     for (size_t i = 0; i < g.nodes().size(); ++i) {
       if (!g.nodes()[i].is_input()) all &= !tcl_unsupported(g, static_cast<NodeId>(i));
     }
