@@ -233,7 +233,7 @@ TEST(TclRows, EverySampleAgreesOrIsRefused) {
 
 TEST(TclRows, AwkwardEndsAgreeOrAreRefused) {
   const std::map<std::string, std::string> refused = {
-      {"constant_output", "is a constant and an output"},
+      {"constant_output", "an output is a constant, and TCL has numbers only in steps"},
       {"widened_weight", "f16"},
       {"output_twice", "do not divide into common axes"},
       {"moved_inputs", "an axis of size 3 occurs in no input"}};
@@ -330,7 +330,7 @@ TEST(TclText, RefusalsSayWhere) {
        "%1 pad: TCL has no step that does pad; got f32[7]"},
       {"graph g\n%0 = input \"x\" : f32[1,6]\n%1 = broadcast(%0) {shape=[4,6]} : f32[4,6]\n"
        "output \"y\" = %1\n",
-       "%1 broadcast: repeats a tensor in an output; got f32[4,6]"},
+       "%1 broadcast: an output is a repeated tensor, which no step makes; got f32[4,6]"},
       {"graph g\n%0 = input \"x\" : f32[6]\n%1 = slice(%0) {limits=[3], starts=[2]} : f32[1]\n"
        "output \"y\" = %1\n",
        "%1 slice: a slice of single elements has no axis to name; got f32[1]"},
@@ -339,6 +339,15 @@ TEST(TclText, RefusalsSayWhere) {
     const Result<TclFunction> function = write_tcl(parsed(c.text));
     ASSERT_FALSE(function.ok()) << c.text << function.value().text;
     EXPECT_EQ(function.error().text(), c.reason);
+    // What one node alone makes impossible is said before any part is formed.
+    const std::string reason = c.reason;
+    const bool by_axes = reason.find("occurs in no input") != std::string::npos;
+    const Graph graph = parsed(c.text);
+    const std::optional<std::string> unsupported = tcl_unsupported(graph, 1);
+    EXPECT_EQ(unsupported.has_value(), !by_axes) << reason;
+    if (unsupported) {
+      EXPECT_NE(reason.find(*unsupported), std::string::npos) << *unsupported;
+    }
   }
 }
 

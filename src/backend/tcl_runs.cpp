@@ -39,7 +39,7 @@ class RunNamer {
 
   std::optional<Error> run() {
     while (true) {
-      for (const Statement& s : out_.statements) segment(const_cast<Statement&>(s));
+      for (Statement& s : out_.statements) segment(s);
       declare_inputs();
       const std::optional<Missing> missing = first_missing();
       if (!missing) return std::nullopt;
