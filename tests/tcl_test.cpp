@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <set>
 
 #include "backend/tcl_layout.h"
 #include "backend/tcl_writer.h"
 #include "backend_cases.h"
+#include "io/hf_model.h"
+#include "io/json.h"
 #include "ir/text.h"
 #include "ops/ops.h"
 #include "ops/table.h"
@@ -204,6 +208,36 @@ INSTANTIATE_TEST_SUITE_P(
                     ModelCase{"f32", DType::kF32, Numerics::kHf, 1, "q,v"},
                     ModelCase{"f32_all_batch", DType::kF32, Numerics::kHf, 2, "all"}),
     [](const auto& test) { return test.param.name; });
+
+// Sizes of real models: too large to run here, but each part must be written.
+TEST(TclGeometry, EveryGraphIsWritten) {
+  for (const char* geometry : {"smollm2_135m", "llama_1b", "llama_8b"}) {
+    const fs::path file = fs::path(NPU_SOURCE_DIR) / "tests/geometry" / geometry / "config.json";
+    const ModelConfig config = parse_model_config(read_json_file(file), file.string());
+    for (const char* targets : {"q,v", "all"}) {
+      for (const int64_t seq_len : {128, 512}) {
+        GraphOptions options;
+        options.layer.seq_len = options.loss_rows = seq_len;
+        options.layer.lora.targets = parse_targets(targets);
+        options.layer.activation_dtype = options.layer.weight_dtype = DType::kBF16;
+        options.eval = true;
+        for (const NamedGraph& named : build_model_graphs(config, options).graphs) {
+          const Graph graph = run_passes(named.graph, default_passes());
+          const std::vector<Graph> parts = supported_parts(graph);
+          EXPECT_GE(parts.size(), 1u);
+          if (graph.name().starts_with("layer")) {
+            EXPECT_EQ(parts.size(), 1u) << graph.name();
+          }
+          for (const Graph& part : parts) {
+            const Result<TclFunction> function = write_tcl(canonicalize(part).graph);
+            EXPECT_TRUE(function.ok())
+                << geometry << " " << graph.name() << ": " << function.error().text();
+          }
+        }
+      }
+    }
+  }
+}
 
 // ---- rows ---------------------------------------------------------------------------------------
 
