@@ -199,6 +199,27 @@ TEST_P(TclModel, EveryBlockAgrees) {
   EXPECT_GT(statements, 100u);
 }
 
+// Cut by number of products, as a plan cuts: the pieces must be written too, and agree.
+TEST_P(TclModel, PiecesAgree) {
+  for (const NamedGraph& named : small_graphs(GetParam()).graphs) {
+    const Graph graph = run_passes(named.graph, default_passes());
+    for (const int64_t products : {1, 2, 5}) {
+      for (const Graph& part : supported_parts(graph)) {
+        const PartLabels labels = partition(part, {.contractions = products}).take();
+        for (const Part& piece : split(part, labels)) {
+          const Graph canonical = canonicalize(piece.graph).graph;
+          const Result<TclFunction> function = write_tcl(canonical);
+          EXPECT_TRUE(function.ok()) << function.error().text() << "\n" << print_graph(canonical);
+          if (!function.ok()) continue;
+          const Inputs inputs = random_inputs({"piece", "", canonical, -0.7, 0.7, 0, 6}, 3);
+          const Agreement agreement = check_blocks(canonical, inputs);
+          EXPECT_LE(agreement.worst, 1) << agreement.worst_at << "\n" << function.value().text;
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, TclModel,
     testing::Values(ModelCase{"hf", DType::kBF16, Numerics::kHf, 1, "q,v"},
