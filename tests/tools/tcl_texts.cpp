@@ -1,5 +1,6 @@
-// Writes every graph of a geometry as graph text and as TCL: what the vendor's estimator is shown.
-//   tcl_texts CONFIG.json TARGETS BATCH SEQ_LEN DTYPE NUMERICS DIRECTORY
+// Writes every graph of a geometry as graph text and as TCL, whole (PRODUCTS 0) or in parts of so
+// many products: what the vendor's estimator is shown.
+//   tcl_texts CONFIG.json TARGETS BATCH SEQ_LEN DTYPE NUMERICS PRODUCTS DIRECTORY
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -25,13 +26,17 @@ int run(const std::vector<std::string>& args) {
   options.layer.numerics = parse_numerics(args[5]).value();
   options.loss_rows = options.layer.batch * options.layer.seq_len;
   options.eval = true;
-  const std::filesystem::path directory = args[6];
+  const std::filesystem::path directory = args[7];
   std::filesystem::create_directories(directory);
   int refused = 0;
   for (const NamedGraph& named : build_model_graphs(config, options).graphs) {
     const Graph graph = run_passes(named.graph, default_passes());
     publish_text(directory / (graph.name() + ".ir"), print_graph(graph));
-    const std::vector<Graph> parts = supported_parts(graph);
+    std::vector<Graph> parts;
+    for (const Graph& part : supported_parts(graph)) {
+      const PartLabels labels = partition(part, {.contractions = std::stoll(args[6])}).take();
+      for (Part& piece : split(part, labels)) parts.push_back(std::move(piece.graph));
+    }
     for (size_t i = 0; i < parts.size(); ++i) {
       const Result<TclFunction> function = write_tcl(canonicalize(parts[i]).graph);
       const std::string name = graph.name() + (i == 0 ? "" : "-" + std::to_string(i));
@@ -50,8 +55,9 @@ int run(const std::vector<std::string>& args) {
 }  // namespace npu
 
 int main(int argc, char** argv) {
-  if (argc != 8) {
-    std::cerr << "usage: tcl_texts CONFIG.json TARGETS BATCH SEQ_LEN DTYPE NUMERICS DIRECTORY\n";
+  if (argc != 9) {
+    std::cerr
+        << "usage: tcl_texts CONFIG.json TARGETS BATCH SEQ_LEN DTYPE NUMERICS PRODUCTS DIRECTORY\n";
     return 2;
   }
   return npu::run({argv + 1, argv + argc});
