@@ -224,14 +224,30 @@ class Arranger {
     return result;
   }
 
+  bool is_product(size_t tensor) const {
+    return std::any_of(out_.statements.begin(), out_.statements.end(), [&](const Statement& s) {
+      return s.result == tensor && s.block != nullptr && s.block->contracts;
+    });
+  }
+
+  bool is_read(size_t tensor) const {
+    return std::any_of(out_.statements.begin(), out_.statements.end(), [&](const Statement& s) {
+      return std::any_of(s.uses.begin(), s.uses.end(), [&](const TensorUse& use) {
+        return use.tensor == tensor && s.kind != Statement::Kind::kCopy;
+      });
+    });
+  }
+
   // The tensor that holds an output as the graph declares it. An input must be copied: TCL takes
-  // no input that no block reads.
+  // no input that no block reads. So is a product that is read on: where one block's result is
+  // both, furiosa-tcc prices its readers as if they waited for the memory.
   size_t written(NodeId output) {
     const size_t tensor = tensor_of_.at(storage(output));
     const DType dtype = graph_.node(output).type.dtype;
     const Atoms order = axes_.atoms_of(output);
     const StoredTensor& stored = out_.tensors[tensor];
-    if (!stored.is_input && stored.dtype == dtype && stored.order == order) return tensor;
+    const bool as_it_is = !stored.is_input && stored.dtype == dtype && stored.order == order;
+    if (as_it_is && !(is_product(tensor) && is_read(tensor))) return tensor;
     return copied(tensor, dtype, order);
   }
 
