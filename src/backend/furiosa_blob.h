@@ -1,5 +1,5 @@
-// What a part compiled for FuriosaAI's RNGD travels as. The vendor's EDF has names for nothing and
-// no word on its target, so both are kept beside it.
+// What a part compiled for FuriosaAI's RNGD travels as. The vendor's EDF does not say its target
+// and knows no names but the text's, so both are kept beside it.
 #pragma once
 
 #include <string>
