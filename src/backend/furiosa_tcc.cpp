@@ -298,18 +298,17 @@ Result<double> furiosa_estimate_tcl(const fs::path& tcc, const std::string& tcl,
 
 Result<std::string> furiosa_tactic_config(const std::string& tactic, int max_shapes) {
   if (tactic.empty() && max_shapes == 0) return std::string();
-  const std::string_view name = tactic.empty() ? "DefaultWithMaxNumUniqueShapes" : tactic;
+  const std::string name = tactic.empty() ? "DefaultWithMaxNumUniqueShapes" : tactic;
   for (const Tactic& known : kTactics) {
     if (known.name != name) continue;
     if (known.numbered != (max_shapes > 0)) {
       return Error{ErrorKind::kUsage, "--max-shapes",
                    "must " + std::string(known.numbered ? "" : "not ") + "be given with --tactic " +
-                       std::string(name),
+                       name,
                    std::to_string(max_shapes), ""};
     }
-    return known.numbered
-               ? "tactic_hint:\n  " + std::string(name) + ": " + std::to_string(max_shapes) + "\n"
-               : "tactic_hint: " + std::string(name) + "\n";
+    return known.numbered ? "tactic_hint:\n  " + name + ": " + std::to_string(max_shapes) + "\n"
+                          : "tactic_hint: " + name + "\n";
   }
   return Error{ErrorKind::kUsage, "--tactic", "no such hint", tactic,
                "use one of " + names_of(kTactics)};
