@@ -179,6 +179,7 @@ JobResult compile_in_child(const std::string& backend_name, const std::string& p
 int serve_compile_job(const MakeBackend& make) {
   const int reply_fd = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
   if (reply_fd < 0 || ::dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return 1;
+  set_log_channels("compile");  // whether they are shown is the parent's choice
   try {
     const JobResult result = do_job(read_all(STDIN_FILENO), make);
     const std::string_view status = result.outcome.built() ? kBuilt
