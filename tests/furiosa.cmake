@@ -6,3 +6,6 @@ foreach(test furiosa_test furiosa_compile_test)
   target_compile_definitions(${test} PRIVATE NPU_FAKE_TCC="$<TARGET_FILE:fake_furiosa_tcc>")
   add_dependencies(${test} fake_furiosa_tcc)
 endforeach()
+# Against the real compiler, where it is installed: no ctest entry, `scripts/test.sh vendor` runs it.
+add_executable(furiosa_vendor_test furiosa_vendor_test.cpp)
+target_link_libraries(furiosa_vendor_test PRIVATE npu_backend GTest::gtest_main)
