@@ -10,3 +10,6 @@ npu_test(placement_test SOURCES placement_test.cpp compile_fakes.cpp golden_fixt
 npu_test(diagnose_test SOURCES diagnose_test.cpp compile_fakes.cpp LINK npu_train npu_compile)
 npu_test(head_loss_test SOURCES head_loss_test.cpp LINK npu_train)
 npu_test(sim_train_test SOURCES sim_train_test.cpp golden_fixture.cpp LINK npu_train npu_io nlohmann_json::nlohmann_json LABEL slow)
+
+add_executable(tcl_texts tools/tcl_texts.cpp)
+target_link_libraries(tcl_texts PRIVATE npu_train npu_io nlohmann_json::nlohmann_json)
