@@ -78,7 +78,7 @@ class Former {
     std::optional<Error> error;
   };
 
-  NodeId storage(NodeId id) const { return storage_of(graph_, axes_, id); }
+  NodeId storage(NodeId id) const { return storage_of(graph_, id); }
   bool is_stored(NodeId id) const { return stored_[static_cast<size_t>(id)]; }
   ChainRequest request(NodeId id, NodeId contraction = -1) const {
     return {&graph_, &axes_, id, &stored_, contraction};
@@ -307,7 +307,7 @@ std::string Block::kind() const {
   return "Elementwise";
 }
 
-NodeId storage_of(const Graph& graph, const Axes&, NodeId id) {
+NodeId storage_of(const Graph& graph, NodeId id) {
   while (is_alias(graph, graph.node(id))) id = graph.node(id).inputs[0];
   return id;
 }
@@ -321,6 +321,17 @@ bool rounds(const Graph& graph, NodeId id) {
   const VectorOp* op = vector_op(node.op->name);
   if (op != nullptr && op->exact) return false;
   return !scales_by_power_of_two(graph, node);
+}
+
+bool holds_bf16(const Graph& graph, NodeId id) {
+  const NodeId stored = storage_of(graph, id);
+  const Node& node = graph.node(stored);
+  if (node.type.dtype == DType::kBF16) return true;
+  if (node.is_input() || node.inputs.empty()) return false;
+  const VectorOp* op = vector_op(node.op->name);
+  if (!is_view(node) && (op == nullptr || !op->exact)) return false;
+  return std::all_of(node.inputs.begin(), node.inputs.end(),
+                     [&](NodeId in) { return holds_bf16(graph, in); });
 }
 
 std::optional<std::string> unsupported_node(const Graph& graph, NodeId id) {

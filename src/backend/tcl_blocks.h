@@ -67,8 +67,9 @@ struct Item {
 // Why this op or these types cannot be written; nothing when they can.
 std::optional<std::string> unsupported_node(const Graph& graph, NodeId node);
 // The node whose tensor `id` is read from: reshapes, transposes and widening cost nothing.
-NodeId storage_of(const Graph& graph, const Axes& axes, NodeId id);
-bool rounds(const Graph& graph, NodeId id);  // its result is rounded to bf16
+NodeId storage_of(const Graph& graph, NodeId id);
+bool rounds(const Graph& graph, NodeId id);      // its result is rounded to bf16
+bool holds_bf16(const Graph& graph, NodeId id);  // whatever its type
 
 Result<std::vector<Item>> form_blocks(const Graph& graph, const Axes& axes);
 

@@ -52,7 +52,7 @@ class ChainBuilder {
 
   Operand add_read(NodeId user, size_t operand, bool shared = true) {
     const NodeId node = graph_.node(user).inputs[operand];
-    Use use{storage_of(graph_, *r_.axes, node), {}};
+    Use use{storage_of(graph_, node), {}};
     if (const Renaming* renaming = r_.axes->renaming(user, operand)) use.renaming = *renaming;
     return add_use(std::move(use), shared);
   }
@@ -114,7 +114,7 @@ class ChainBuilder {
 
   void count(NodeId id, std::set<NodeId>& left) const {
     if (done_.contains(id) || stored(id) || !left.insert(id).second) return;
-    for (const NodeId in : graph_.node(id).inputs) count(storage_of(graph_, *r_.axes, in), left);
+    for (const NodeId in : graph_.node(id).inputs) count(storage_of(graph_, in), left);
   }
 
   bool stored(NodeId id) const {
@@ -122,7 +122,7 @@ class ChainBuilder {
   }
 
   Operand operand(NodeId user, size_t index) {
-    const NodeId id = storage_of(graph_, *r_.axes, graph_.node(user).inputs[index]);
+    const NodeId id = storage_of(graph_, graph_.node(user).inputs[index]);
     const Node& node = graph_.node(id);
     if (const std::optional<float> value = constant_value(graph_, id)) {
       return {Operand::Kind::kConstant, 0, *value};
@@ -183,8 +183,8 @@ class ChainBuilder {
 
   Operand emit_binary(NodeId id, const VectorOp& op) {
     const Node& node = graph_.node(id);
-    const NodeId left = storage_of(graph_, *r_.axes, node.inputs[0]);
-    const NodeId right = storage_of(graph_, *r_.axes, node.inputs[1]);
+    const NodeId left = storage_of(graph_, node.inputs[0]);
+    const NodeId right = storage_of(graph_, node.inputs[1]);
     Operand a, b;
     if (weight(right) > weight(left)) {
       b = operand(id, 1);
@@ -218,7 +218,7 @@ void collect(const ChainRequest& r, NodeId id, Cluster& out) {
   if (id == r.contraction) return;
   const Node& node = r.graph->node(id);
   for (size_t i = 0; i < node.inputs.size(); ++i) {
-    const NodeId in = storage_of(*r.graph, *r.axes, node.inputs[i]);
+    const NodeId in = storage_of(*r.graph, node.inputs[i]);
     if (constant_value(*r.graph, in)) continue;
     if (!r.graph->node(in).is_input() && !(*r.stored)[static_cast<size_t>(in)]) {
       if (out.inner.insert(in).second) collect(r, in, out);

@@ -48,7 +48,7 @@ class Arranger {
   }
 
  private:
-  NodeId storage(NodeId id) const { return storage_of(graph_, axes_, id); }
+  NodeId storage(NodeId id) const { return storage_of(graph_, id); }
 
   size_t add_tensor(std::string name, NodeId node, DType dtype, Atoms order) {
     out_.tensors.push_back({std::move(name), node, dtype, std::move(order), {}, false});
@@ -69,6 +69,30 @@ class Arranger {
       out_.tensors[t].is_input = true;
       tensor_of_[id] = t;
     }
+  }
+
+  bool is_output(NodeId id) const {
+    return std::any_of(graph_.outputs().begin(), graph_.outputs().end(),
+                       [&](const GraphOutput& o) { return storage(o.node) == id; });
+  }
+
+  bool only_contracted(NodeId id) const {
+    for (const Item& item : items_) {
+      const std::vector<Use>& uses = item.is_view ? item.view.parts : item.block.reads;
+      for (size_t i = 0; i < uses.size(); ++i) {
+        if (uses[i].node != id) continue;
+        if (item.is_view || !item.block.contracts || i > 1) return false;
+      }
+    }
+    return true;
+  }
+
+  // In what type a value is written: as the graph says, or in bf16 where that is known to lose
+  // nothing: it holds bf16 values anyway, or only products read it, which round their operands.
+  DType written_type(NodeId id) const {
+    const DType dtype = graph_.node(id).type.dtype;
+    if (is_output(id)) return dtype;
+    return holds_bf16(graph_, id) || only_contracted(id) ? DType::kBF16 : dtype;
   }
 
   // The order that a product or an output wants of the value that is stored for `id`.
@@ -119,7 +143,7 @@ class Arranger {
       statement.uses.push_back({tensor_of_.at(use.node), use.renaming, {}});
     }
     statement.result = add_tensor("n" + std::to_string(block.result), block.result,
-                                  graph_.node(block.result).type.dtype, order_for(block));
+                                  written_type(block.result), order_for(block));
     tensor_of_[block.result] = statement.result;
     out_.statements.push_back(std::move(statement));
   }
@@ -172,6 +196,7 @@ class Arranger {
     statement.kind = Statement::Kind::kConcat;
     statement.whole = view.whole;
     statement.pieces = view.pieces;
+    const DType type = written_type(view.result);
     std::optional<Atoms> joined;
     for (size_t i = 0; i < view.parts.size(); ++i) {
       const Use& use = view.parts[i];
@@ -180,20 +205,20 @@ class Arranger {
         return replaced(renamed(out_.tensors[tensor].order, use.renaming), view.pieces[i],
                         view.whole);
       };
-      if (!joined_order() || (joined && joined_order() != joined)) {
+      const bool other_type = out_.tensors[tensor].dtype != type;
+      if (!joined_order() || (joined && joined_order() != joined) || other_type) {
         Atoms order = axes_.atoms_of(graph_.node(view.result).inputs[i]);
         if (joined) {  // as the first part lies
           Renaming back;
           for (const auto& [from, to] : use.renaming) back[to] = from;
           order = renamed(*replaced(*joined, view.whole, view.pieces[i]), back);
         }
-        tensor = copied(tensor, out_.tensors[tensor].dtype, order);
+        tensor = copied(tensor, type, order);
       }
       joined = joined_order();
       statement.uses.push_back({tensor, use.renaming, {}});
     }
-    statement.result = add_tensor("n" + std::to_string(view.result), view.result,
-                                  graph_.node(view.result).type.dtype, *joined);
+    statement.result = add_tensor("n" + std::to_string(view.result), view.result, type, *joined);
     const size_t result = statement.result;
     out_.statements.push_back(std::move(statement));
     return result;
