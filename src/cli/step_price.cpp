@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <iomanip>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/log.h"
 #include "compile/estimate.h"
@@ -12,7 +14,8 @@
 namespace npu {
 namespace {
 
-using Estimates = std::vector<Result<double>>;
+// Of the distinct parts that a step runs on the device, by their place in the plan.
+using Estimates = std::map<size_t, Result<double>>;
 
 int64_t port_bytes(const Graph& part) {
   int64_t bytes = 0;
@@ -36,7 +39,7 @@ GraphPrice price_graph(const PlannedGraph& graph, int64_t calls, const Plan& pla
       continue;
     }
     ++price.launches;
-    const Result<double>& cycles = estimates[part.distinct];
+    const Result<double>& cycles = estimates.at(part.distinct);
     if (!cycles) {
       price.unpriced.push_back(part.name + ": " + cycles.error().text());
       continue;
@@ -47,6 +50,40 @@ GraphPrice price_graph(const PlannedGraph& graph, int64_t calls, const Plan& pla
     price.bytes += port_bytes(body);
   }
   return price;
+}
+
+// A graph of the longest bucket and how often a micro-batch runs it, if at all.
+struct Run {
+  const PlannedGraph* graph;
+  int64_t calls;
+};
+
+std::vector<Run> runs_of(const ModelConfig& config, const Prepared& prepared) {
+  std::vector<Run> runs;
+  for (const PlannedGraph& graph : prepared.plan.graphs) {
+    if (graph.name != prepared.graphs.longest().name(plain_name(graph.name))) continue;
+    const int64_t calls = prepared.graphs.calls_per_step(graph.name, config.num_hidden_layers);
+    if (calls > 0) runs.push_back({&graph, calls});
+  }
+  return runs;
+}
+
+Result<Estimates> estimate(const std::vector<Run>& runs, const Prepared& prepared,
+                           const CompileOptions& options) {
+  std::set<size_t> used;
+  for (const Run& run : runs) {
+    for (const PlannedPart& part : run.graph->parts) {
+      if (!part.on_host) used.insert(part.distinct);
+    }
+  }
+  std::vector<const Graph*> parts;
+  for (const size_t part : used) parts.push_back(&prepared.plan.distinct[part].graph);
+  Result<std::vector<Result<double>>> cycles =
+      estimate_parts(parts, *prepared.backend, options, prepared.options.compile);
+  if (!cycles) return cycles.error();
+  Estimates out;
+  for (const size_t part : used) out.emplace(part, std::move(cycles.value()[out.size()]));
+  return out;
 }
 
 std::string percent(double share) {
@@ -78,8 +115,7 @@ std::vector<StepPrice> price_step(const ModelConfig& config, const Prepared& pre
                                   const std::vector<std::string>& targets, int64_t transfer_bytes) {
   const Plan& plan = prepared.plan;
   const LayerOptions& layer = prepared.graphs.options.layer;
-  std::vector<const Graph*> parts;
-  for (const DistinctPart& part : plan.distinct) parts.push_back(&part.graph);
+  const std::vector<Run> runs = runs_of(config, prepared);
   std::vector<StepPrice> prices;
   for (const std::string& target : targets) {
     auto vendor = prepared.options.vendor;
@@ -88,8 +124,7 @@ std::vector<StepPrice> price_step(const ModelConfig& config, const Prepared& pre
     options.vendor = vendor_options(prepared.backend->traits(), vendor);
     const std::optional<CostRates> rates = prepared.backend->cost_rates(options);
     if (!rates) return {};
-    const Result<Estimates> estimates =
-        estimate_parts(parts, *prepared.backend, options, prepared.options.compile);
+    const Result<Estimates> estimates = estimate(runs, prepared, options);
     if (!estimates) {
       if (estimates.error().kind == ErrorKind::kUsage) throw UserError(estimates.error());
       log_warn("plan", "no estimate of the step: " + estimates.error().text());
@@ -103,11 +138,8 @@ std::vector<StepPrice> price_step(const ModelConfig& config, const Prepared& pre
     price.tokens = layer.batch * layer.seq_len;
     price.transfer_bytes = transfer_bytes;
     price.launch_seconds = prepared.backend->traits().launch_seconds;
-    for (const PlannedGraph& graph : plan.graphs) {
-      if (graph.name != prepared.graphs.longest().name(plain_name(graph.name))) continue;
-      const int64_t calls = prepared.graphs.calls_per_step(graph.name, config.num_hidden_layers);
-      if (calls == 0) continue;
-      GraphPrice row = price_graph(graph, calls, plan, estimates.value());
+    for (const auto& [graph, calls] : runs) {
+      GraphPrice row = price_graph(*graph, calls, plan, estimates.value());
       price.cycles += static_cast<double>(calls) * row.cycles;
       price.flops += static_cast<double>(calls) * row.flops;
       price.launches += calls * row.launches;
@@ -171,7 +203,7 @@ void print_price(const StepPrice& price) {
     column(9, percent(share_of_peak(price, graph.flops, graph.cycles)));
     std::cout << "\n";
     if (graph.host_parts > 0) {
-      std::cout << "    " << graph.host_parts << " parts on the host are not in it\n";
+      std::cout << "    not in it: parts on the host: " << graph.host_parts << "\n";
     }
     for (const std::string& line : graph.unpriced) std::cout << "    not in it: " << line << "\n";
   }
