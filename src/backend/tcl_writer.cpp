@@ -104,6 +104,8 @@ class Printer {
       text += "        %" + std::to_string(i) + " = read(" + sources[i] + ")\n";
     }
     if (s.block) text += steps(*s.block, s, result);
+    // The vendor's planner panics at a block that only moves (release 2026.4).
+    if (!s.block || s.block->steps.empty()) text += "        %1 = ve.exec(%0 * f1.0)\n";
     return text + "        write.to(" + type(result.axes, result.dtype) + ")\n    )\n";
   }
 
