@@ -26,6 +26,9 @@ constexpr double kLinkBytesPerSecond = 20e9;  // assumed; PCIe 5.0 x16 could car
 constexpr int64_t kCardMemory = int64_t{48} << 30;
 // Arguments that a program passes to the card without a table of addresses.
 constexpr int64_t kMostInputs = 119;
+// The compiler's search grows steeply with them, launches and memory traffic fall: at 5 a layer of
+// Llama-3.1-8B is 7 launches, forward and backward, at 9 % less speed than whole (docs/furiosa.md).
+constexpr int64_t kContractionsOfAPart = 5;
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -125,6 +128,7 @@ Traits furiosa_traits(const std::string& name) {
   traits.name = name;
   traits.code_name = "furiosa";  // code fits every card
   traits.compute_dtype = DType::kBF16;
+  traits.limits.contractions = kContractionsOfAPart;
   traits.limits.inputs = kMostInputs;
   traits.host_memory = false;
   traits.launch_seconds = kLaunchSeconds;

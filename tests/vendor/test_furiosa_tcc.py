@@ -24,16 +24,14 @@ def test_the_compiler_is_as_this_program_takes_it():
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("model, options", [
-    ("tests/golden/llama_tiny", ["--seq-len", "32", "--vocab-chunk", "256"]),
-    ("tests/golden/llama_tiny_untied", ["--seq-len", "32", "--vocab-chunk", "256", "--targets", "all"]),
-    ("tests/geometry/llama_1b", ["--seq-len", "128"]),
-])
-def test_every_part_of_a_step_has_an_estimate(model, options):
-    command = [BUILD / "bin/npu-lora", "plan", "--model", REPO / model, "--backend", "furiosa", *options, "--json"]
+@pytest.mark.parametrize("model", ["smollm2_135m", "llama_1b", "llama_8b"])
+@pytest.mark.parametrize("targets", ["q,v", "all"])
+def test_every_part_of_a_step_has_an_estimate(model, targets):
+    command = [BUILD / "bin/npu-lora", "plan", "--model", REPO / "tests/geometry" / model, "--backend", "furiosa",
+               "--seq-len", "128", "--loss-rows", "128", "--targets", targets, "--json"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     (price,) = json.loads(done.stdout)["estimates"]
-    unpriced = [line for graph in price["graphs"] for line in graph["unpriced"]]
-    assert unpriced == []
-    assert sum(graph["host_parts"] for graph in price["graphs"]) == 0
+    assert [line for graph in price["graphs"] for line in graph["unpriced"]] == []
+    layers = [graph for graph in price["graphs"] if graph["graph"].startswith("layer_")]
+    assert len(layers) == 3 and all(graph["host_parts"] == 0 for graph in layers)
     assert price["tok_s"] > 0 and 0 < price["peak_share"] < 1
