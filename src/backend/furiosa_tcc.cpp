@@ -302,10 +302,10 @@ Result<std::string> furiosa_tactic_config(const std::string& tactic, int max_sha
   for (const Tactic& known : kTactics) {
     if (known.name != name) continue;
     if (known.numbered != (max_shapes > 0)) {
-      return Error{ErrorKind::kUsage, "--max-shapes",
-                   "must " + std::string(known.numbered ? "" : "not ") + "be given with --tactic " +
-                       name,
-                   std::to_string(max_shapes), ""};
+      return Error{
+          ErrorKind::kUsage, "--max-shapes",
+          "must " + std::string(known.numbered ? "" : "not ") + "be given with --tactic " + name,
+          std::to_string(max_shapes), ""};
     }
     return known.numbered ? "tactic_hint:\n  " + name + ": " + std::to_string(max_shapes) + "\n"
                           : "tactic_hint: " + name + "\n";
