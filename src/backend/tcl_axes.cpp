@@ -265,7 +265,7 @@ class Namer {
     const Node& node = graph_.node(id);
     Layout dims = fresh_layout(node.type.shape);
     if (!table_.unify(flattened(layout(node.inputs[0])), flattened(dims))) {
-      return "the reshape's sizes do not divide into common axes";
+      return kNoCommonAxes;
     }
     layout(id) = dims;
     return {};

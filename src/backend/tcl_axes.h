@@ -16,6 +16,8 @@ namespace npu::tcl {
 using Atoms = std::vector<int>;     // outermost first
 using Layout = std::vector<Atoms>;  // of each dimension; a dimension of size 1 has none
 
+inline constexpr const char* kNoCommonAxes = "the reshape's sizes do not divide into common axes";
+
 Atoms flattened(const Layout& layout);
 
 class AxisTable {

@@ -31,12 +31,15 @@ bool is_alias(const Graph& graph, const Node& node) {
   for (const char* name : {"reshape", "transpose", "broadcast", "stop_gradient"}) {
     if (node.op->name == name) return true;
   }
+  if (node.op->name == "concat" && node.inputs.size() == 1) return true;
   const DType from = graph.node(node.inputs[0]).type.dtype;
   if (node.op->name == "convert") return node.type.dtype == DType::kF32 || node.type.dtype == from;
   return reduces_nothing(graph, node);
 }
 
-bool is_view(const Node& node) { return is(node, "slice") || is(node, "concat"); }
+bool is_view(const Node& node) {
+  return is(node, "slice") || (is(node, "concat") && node.inputs.size() > 1);
+}
 
 // x · 2ⁿ moves no digit.
 bool scales_by_power_of_two(const Graph& graph, const Node& node) {
@@ -98,8 +101,8 @@ class Former {
     };
     for (const GraphOutput& output : graph_.outputs()) {
       const NodeId id = storage(output.node);
-      if (axes_.atoms_of(id).size() != axes_.atoms_of(output.node).size()) {
-        return broken(output.node, "repeats a tensor in an output");
+      if (const auto reason = not_a_tensor(graph_, output.node)) {
+        return broken(output.node, "an output is " + *reason);
       }
       stored_[static_cast<size_t>(id)] = true;
       need(id);
@@ -117,9 +120,8 @@ class Former {
         users_[static_cast<size_t>(in)].push_back(id);
         need(in);
         if (!whole && axes_.renaming(id, i) == nullptr) continue;
-        if (constant_value(graph_, in)) return broken(id, "takes a constant as a whole tensor");
-        if (whole && axes_.atoms_of(in).size() != axes_.atoms_of(node.inputs[i]).size()) {
-          return broken(id, "takes a repeated tensor");
+        if (const auto reason = not_a_tensor(graph_, node.inputs[i]); reason && whole) {
+          return broken(id, "an operand is " + *reason);
         }
         stored_[static_cast<size_t>(in)] = true;
       }
@@ -133,7 +135,6 @@ class Former {
       const auto id = static_cast<NodeId>(i);
       const Node& node = graph_.node(id);
       if (!live_[i] || !stored_[i] || node.is_input()) continue;
-      if (constant_value(graph_, id)) return {-1, broken(id, "is a constant and an output")};
       if (is_view(node)) {
         items_.push_back({true, {}, make_view(id)});
       } else if (is(node, "matmul")) {
@@ -310,6 +311,18 @@ std::string Block::kind() const {
 NodeId storage_of(const Graph& graph, NodeId id) {
   while (is_alias(graph, graph.node(id))) id = graph.node(id).inputs[0];
   return id;
+}
+
+std::optional<std::string> not_a_tensor(const Graph& graph, NodeId id) {
+  while (is_alias(graph, graph.node(id))) {
+    const Node& node = graph.node(id);
+    id = node.inputs[0];
+    if (node.op->name == "broadcast" && node.type.shape != graph.node(id).type.shape) {
+      return "a repeated tensor, which no step makes";
+    }
+  }
+  if (!constant_value(graph, id)) return std::nullopt;
+  return "a constant, and TCL has numbers only in steps";
 }
 
 bool rounds(const Graph& graph, NodeId id) {

@@ -66,6 +66,8 @@ struct Item {
 
 // Why this op or these types cannot be written; nothing when they can.
 std::optional<std::string> unsupported_node(const Graph& graph, NodeId node);
+// Why a value is nothing that lies in memory: a number, or a repeated tensor.
+std::optional<std::string> not_a_tensor(const Graph& graph, NodeId id);
 // The node whose tensor `id` is read from: reshapes, transposes and widening cost nothing.
 NodeId storage_of(const Graph& graph, NodeId id);
 bool rounds(const Graph& graph, NodeId id);      // its result is rounded to bf16

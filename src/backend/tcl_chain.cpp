@@ -123,12 +123,10 @@ class ChainBuilder {
 
   Operand operand(NodeId user, size_t index) {
     const NodeId id = storage_of(graph_, graph_.node(user).inputs[index]);
-    const Node& node = graph_.node(id);
     if (const std::optional<float> value = constant_value(graph_, id)) {
       return {Operand::Kind::kConstant, 0, *value};
     }
     if (const auto found = done_.find(id); found != done_.end()) return found->second;
-    (void)node;
     if (stored(id)) return add_read(user, index);
     return emit(id, /*top=*/false);
   }

@@ -39,17 +39,14 @@ class RunNamer {
 
   std::optional<Error> run() {
     while (true) {
-      for (const Statement& s : out_.statements) segment(const_cast<Statement&>(s));
+      for (Statement& s : out_.statements) segment(s);
       declare_inputs();
       const std::optional<Missing> missing = first_missing();
       if (!missing) return std::nullopt;
-      if (missing->run.size() > 1) {
-        banned_.insert(missing->run);
-      } else if (const std::optional<Run> blocking = least_used_with(missing->run.front())) {
-        banned_.insert(*blocking);
-      } else {
-        return broken(*missing);
-      }
+      if (fixed_.contains(missing->run)) return broken(*missing);
+      std::optional<Run> given_up = missing->run;
+      if (missing->run.size() == 1) given_up = least_used_with(missing->run.front());
+      if (!given_up || !banned_.insert(*given_up).second) return broken(*missing);
     }
   }
 
@@ -61,10 +58,12 @@ class RunNamer {
 
   Error broken(const Missing& missing) const {
     const Node& node = graph_.node(missing.node);
+    int64_t size = 1;
+    for (const int leaf : missing.run) size *= axes_.table.size(leaf);
     return {ErrorKind::kBadInput,
             "%" + std::to_string(missing.node) + " " +
                 (node.is_input() ? "input '" + node.name + "'" : std::string(node.op->name)),
-            "an axis of size " + std::to_string(axes_.table.size(missing.run.front())) +
+            "an axis of size " + std::to_string(size) +
                 " occurs in no input, and TCL knows sizes from inputs only",
             node.type.text(), ""};
   }

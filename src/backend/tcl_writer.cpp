@@ -103,9 +103,11 @@ class Printer {
     for (size_t i = 0; i < sources.size(); ++i) {
       text += "        %" + std::to_string(i) + " = read(" + sources[i] + ")\n";
     }
-    if (s.block) text += steps(*s.block, s, result);
-    // The vendor's planner panics at a block that only moves (release 2026.4).
-    if (!s.block || s.block->steps.empty()) text += "        %1 = ve.exec(%0 * f1.0)\n";
+    if (s.block && !s.block->steps.empty()) {
+      text += steps(*s.block, s, result);
+    } else {  // a block without a step makes furiosa-tcc 2026.4 panic behind a contraction
+      text += "        %1 = ve.exec(%0 * f1.0)\n";
+    }
     return text + "        write.to(" + type(result.axes, result.dtype) + ")\n    )\n";
   }
 
@@ -180,8 +182,31 @@ Result<TclFunction> write_tcl(const Graph& part) {
   return function;
 }
 
-std::optional<std::string> tcl_unsupported(const Graph& graph, NodeId node) {
-  return tcl::unsupported_node(graph, node);
+std::optional<std::string> tcl_unsupported(const Graph& graph, NodeId id) {
+  if (auto reason = tcl::unsupported_node(graph, id)) return reason;
+  const Node& node = graph.node(id);
+  for (const GraphOutput& output : graph.outputs()) {
+    if (output.node != id) continue;
+    if (auto reason = tcl::not_a_tensor(graph, id)) return "an output is " + *reason;
+  }
+  if (node.is_input()) return std::nullopt;
+  if (node.op->name == "matmul" || node.op->name == "slice" || node.op->name == "concat") {
+    for (const NodeId in : node.inputs) {
+      if (auto reason = tcl::not_a_tensor(graph, in)) return "an operand is " + *reason;
+    }
+  }
+  if (node.op->name == "reshape") {
+    tcl::AxisTable table;
+    tcl::Atoms from, to;
+    for (const int64_t n : graph.node(node.inputs[0]).type.shape) {
+      for (const int atom : table.fresh(n)) from.push_back(atom);
+    }
+    for (const int64_t n : node.type.shape) {
+      for (const int atom : table.fresh(n)) to.push_back(atom);
+    }
+    if (!table.unify(from, to)) return std::string(tcl::kNoCommonAxes);
+  }
+  return std::nullopt;
 }
 
 }  // namespace npu
