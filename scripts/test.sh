@@ -2,7 +2,8 @@
 # Runs everything that must pass before a change lands, all stages even if one fails.
 #   scripts/test.sh             lint, release, sanitize, interop
 #   scripts/test.sh STAGE...    only these; and tidy [after release]: clang-tidy on files that differ
-#                               from $NPU_TIDY_BASE (default: the last commit)
+#                               from $NPU_TIDY_BASE (default: the last commit); and vendor [after
+#                               release]: the real compilers of vendors, without their devices
 # Installs what is missing first (scripts/setup.sh --tests). The last line is the total: N passed, N failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -42,6 +43,11 @@ stage_interop() {
 stage_tidy() {
   git diff --name-only "${NPU_TIDY_BASE:-HEAD}" -- 'src/*.cpp' |
     xargs -r -n 1 -P "$(nproc)" clang-tidy-15 -p build/release --quiet
+}
+
+stage_vendor() {
+  scripts/setup.sh --vendor
+  .venv/bin/python -m pytest tests/vendor -q -p no:cacheprovider --durations=10 --junitxml="$results/pytest-vendor.xml"
 }
 
 run_stage() {

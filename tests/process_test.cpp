@@ -192,6 +192,45 @@ TEST(Child, DiesWithItsParent) {
   close(fds[1]);
 }
 
+// A child that stays in its parent's group, and what it started, fall with that group.
+TEST(Child, InOurGroupEndsWithTheGroup) {
+  int fds[2];
+  ASSERT_EQ(pipe(fds), 0);
+  const pid_t middle = fork();
+  if (middle == 0) {
+    setpgid(0, 0);
+    ChildOptions options;
+    options.in_our_group = true;
+    options.on_error_line = [&](std::string_view line) {
+      const std::string text = std::string(line) + "\n";
+      if (write(fds[1], text.data(), text.size()) < 0) _exit(1);
+    };
+    shell("sleep 100 & echo $$ $! >&2; wait", options);
+    _exit(0);
+  }
+  char text[64] = {};
+  ASSERT_GT(read(fds[0], text, sizeof text - 1), 0);
+  int child = 0, grandchild = 0;
+  ASSERT_EQ(sscanf(text, "%d %d", &child, &grandchild), 2);
+  EXPECT_EQ(getpgid(child), middle);
+  EXPECT_EQ(getpgid(grandchild), middle);
+  kill(-middle, SIGKILL);
+  waitpid(middle, nullptr, 0);
+  EXPECT_TRUE(dies_soon(child));
+  EXPECT_TRUE(dies_soon(grandchild));
+  close(fds[0]);
+  close(fds[1]);
+}
+
+TEST(Child, InOurGroupHasLimitsOfItsOwn) {
+  ChildOptions options;
+  options.in_our_group = true;
+  options.limits.seconds = 0.2;
+  EXPECT_EQ(shell("sleep 60", options).end, End::kTimedOut);
+  EXPECT_TRUE(shell("exit 0", options).ok());
+  EXPECT_EQ(shell("kill -SEGV $$", options).signal, SIGSEGV);
+}
+
 TEST(Child, ManyAtOnce) {
   std::vector<std::thread> threads;
   std::atomic<int> good = 0;

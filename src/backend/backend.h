@@ -45,11 +45,27 @@ struct Traits {
   int64_t memory_bytes = 0;  // of the device, where buffers lie in memory of its own; 0 = unknown
   // Passes of transform/legalise.h, by name, that its compiler needs after the default ones.
   std::vector<std::string> legalise;
+  // Names in cache keys of what is compiled, where it serves backends of several names; "" = name.
+  std::string code_name;
+  // Options of the command line that its compiler takes, with their defaults ("" = none). They
+  // reach compile() and estimate_cycles() as CompileOptions::vendor.
+  std::vector<std::pair<std::string, std::string>> options;
 };
 
 struct CompileOptions {
   int threads = 0;  // for the compiled code, where it is fixed at compile time; 0 = all
   std::vector<std::pair<std::string, std::string>> vendor;  // --tactic and the like, verbatim
+  // What follows changes no result and is no part of a cache key.
+  int jobs = 1;              // compiles at the same time on this host, which share its CPUs
+  double seconds_limit = 0;  // of an estimate; 0 = none
+};
+
+// What a step is priced with beside the cycles of its parts: stated, not measured.
+struct CostRates {
+  double cycles_per_second = 0;
+  double flops_per_second = 0;           // the peak of what is compiled for
+  double transfer_bytes_per_second = 0;  // between host and device
+  std::string basis;                     // in words, what is assumed
 };
 
 // What a compiler made: opaque bytes, loadable by the same backend and compiler version.
@@ -130,10 +146,19 @@ class Backend {
   virtual Result<std::string> compiler_version() = 0;
   // Why this node (in its graph) cannot be compiled; nothing when it can.
   virtual std::optional<std::string> unsupported(const Graph& graph, NodeId node) = 0;
+  // What stands in the way of compile() whatever the part: a tool that it needs and does not find
+  // here, an option that it does not take. Asked before the first part is compiled.
+  virtual std::optional<Error> cannot_compile(const CompileOptions&) { return std::nullopt; }
   // Pure: text of the part in, blob out; may run in a child process.
   virtual Result<Blob> compile(const Graph& part, const CompileOptions& options) = 0;
   // True when compile() only re-encodes the graph, so a child process and its limits gain nothing.
   virtual bool compiles_in_process() const = 0;
+  // The vendor's own forecast of one call of a part, in cycles, without compiling it; may take
+  // seconds and be asked from several threads. Nothing in cost_rates() where there is none.
+  virtual std::optional<CostRates> cost_rates(const CompileOptions&) { return std::nullopt; }
+  virtual Result<double> estimate_cycles(const Graph&, const CompileOptions&) {
+    return Error{ErrorKind::kBadInput, traits().name, "makes no estimates", "", ""};
+  }
   virtual Result<std::unique_ptr<Device>> open(const DeviceOptions& options) = 0;
 };
 

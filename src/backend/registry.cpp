@@ -3,6 +3,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu.h"
+#include "backend/furiosa.h"
 #include "backend/openvino.h"
 #include "backend/ort.h"
 #include "backend/sim.h"
@@ -15,6 +16,8 @@ std::optional<Error> always_usable() { return std::nullopt; }
 // In order of preference for `auto`. Reference kernels are never picked unasked, they are slow; nor
 // are GPUs, which round to f16 by default.
 constexpr BackendEntry kEntries[] = {
+    {"furiosa", "FuriosaAI RNGD, bf16 products; furiosa:N names the card", make_furiosa_entry,
+     probe_furiosa, true},
     {"openvino:NPU", "Intel NPU through OpenVINO, f16", make_openvino_entry<OpenVinoDevice::kNpu>,
      probe_openvino_entry<OpenVinoDevice::kNpu>, true},
     {"openvino:CPU", "any CPU through OpenVINO", make_openvino_entry<OpenVinoDevice::kCpu>,
@@ -37,12 +40,12 @@ constexpr BackendEntry kEntries[] = {
      make_simulator_entry<BuiltinSimulator::kRbln>, always_usable, false},
 };
 
-constexpr std::string_view kSimulator = "sim:";
+constexpr std::string_view kSimulator = "sim:", kFuriosa = "furiosa:";
 
 std::string known_names() {
   std::string names = "auto";
   for (const BackendEntry& entry : kEntries) names += ", " + std::string(entry.pattern);
-  return names + ", sim:FILE";
+  return names + ", furiosa:N, sim:FILE";
 }
 
 }  // namespace
@@ -57,6 +60,7 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name) {
   if (name.starts_with(kSimulator) && name.size() > kSimulator.size()) {
     return make_simulator(name.substr(kSimulator.size()));
   }
+  if (name.starts_with(kFuriosa)) return make_furiosa(name.substr(kFuriosa.size()));
   return Error{ErrorKind::kUsage, "--backend", "there is no such backend", std::string(name),
                "use one of " + known_names()};
 }

@@ -123,6 +123,7 @@ class Child {
   void kill_group(ChildResult::End reason);
   void reap();
   double elapsed() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
+  pid_t whole() const { return options_.in_our_group ? pid_ : -pid_; }  // for kill(): the group
 
   const ChildOptions& options_;
   ChildResult result_;
@@ -167,7 +168,7 @@ bool Child::start(const std::vector<std::string>& argv) {
   pid_ = ::fork();
   if (pid_ == 0) become(argv_pointers.data(), environment_pointers.data(), parent);
   if (pid_ < 0) return not_started(errno);
-  ::setpgid(pid_, pid_);  // here and in the child: whoever comes first
+  if (!options_.in_our_group) ::setpgid(pid_, pid_);  // also in the child: whoever comes first
   pidfd_ = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
   close_if_open(in_.ends[0]);
   close_if_open(out_.ends[1]);
@@ -191,13 +192,13 @@ bool Child::start(const std::vector<std::string>& argv) {
 }
 
 void Child::become(char* const* argv, char* const* environment, pid_t parent) {
-  ::setpgid(0, 0);
+  if (!options_.in_our_group) ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);  // it died before the line above
   // PDEATHSIG reaches only this process. For its children: the kernel signals the owner of an
   // asynchronous descriptor, here the group, when the pipe's other end closes with our parent.
   ::fcntl(life_.ends[0], F_SETFD, 0);
-  ::fcntl(life_.ends[0], F_SETOWN, -::getpid());
+  ::fcntl(life_.ends[0], F_SETOWN, options_.in_our_group ? ::getpid() : -::getpid());
   ::fcntl(life_.ends[0], F_SETSIG, SIGKILL);
   ::fcntl(life_.ends[0], F_SETFL, O_ASYNC);
   ::dup2(in_.ends[0], STDIN_FILENO);
@@ -253,9 +254,8 @@ void Child::look_at_limits() {
   next_sample_ = Clock::now() + std::chrono::milliseconds(kSampleMilliseconds);
   int64_t now = status_bytes(proc_text("/proc/" + std::to_string(pid_) + "/status"), "VmHWM:");
   if (limits.memory_bytes > 0) {
-    const int64_t group = group_resident_bytes(pid_);
-    if (group > limits.memory_bytes) kill_group(ChildResult::End::kOutOfMemory);
-    now = std::max(now, group);
+    if (!options_.in_our_group) now = std::max(now, group_resident_bytes(pid_));
+    if (now > limits.memory_bytes) kill_group(ChildResult::End::kOutOfMemory);
   }
   sampled_peak_ = std::max(sampled_peak_, now);
 }
@@ -307,13 +307,14 @@ void Child::read_err() {
 }
 
 void Child::kill_group(ChildResult::End reason) {
-  ::kill(-pid_, SIGKILL);
+  ::kill(whole(), SIGKILL);
   killed_for_ = reason;
 }
 
 void Child::reap() {
   if (pid_ < 0) return;
-  ::kill(-pid_, SIGKILL);  // also what the child left behind in its group
+  // Also what the child left behind in its group.
+  ::kill(whole(), SIGKILL);
   int status = 0;
   rusage usage{};
   while (::wait4(pid_, &status, 0, &usage) < 0 && errno == EINTR) {

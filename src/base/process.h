@@ -35,10 +35,13 @@ struct ChildOptions {
   std::vector<std::string> environment;                 // "NAME=value" added to ours
   std::function<void(std::string_view)> on_error_line;  // each line of stderr as it comes
   size_t max_output_bytes = size_t{1} << 30;
+  // Stays in the caller's process group: whoever set limits on that (a compile child's parent)
+  // counts and kills this child with it. `limits` then reach the child alone.
+  bool in_our_group = false;
 };
 
-// Runs argv[0] with argv, in its own process group; the group is killed at a limit, and when this
-// process dies. Never throws for what the child does.
+// Runs argv[0] with argv, in its own process group unless options say otherwise; the group is
+// killed at a limit, and when this process dies. Never throws for what the child does.
 ChildResult run_child(const std::vector<std::string>& argv, const ChildOptions& options = {});
 
 // Path of the running executable, for children that are this program again.

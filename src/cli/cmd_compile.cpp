@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "cli/commands.h"
 #include "cli/memory_room.h"
+#include "cli/step_price.h"
 #include "cli/training.h"
 
 namespace npu {
@@ -19,7 +20,8 @@ struct Planned {
 };
 
 // Graphs of the training run that the same options make; needs the model's config only.
-Planned plan_training(const Options& options) {
+// `target`: what to compile for, where it is not the option's whole text.
+Planned plan_training(const Options& options, const std::string& target = "") {
   if (options.flag("quiet")) set_log_level(LogLevel::kWarn);
   Planned out;
   HfModel model = open_model(options, /*with_weights=*/false);
@@ -36,6 +38,7 @@ Planned plan_training(const Options& options) {
     const Batcher batcher(data.train, batcher_options(options, model));
     session = training_session(options, lora, model.config, &batcher, !data.held_out.rows.empty());
   }
+  if (!target.empty()) session.vendor["target"] = target;
   out.placement = recall_placement(out.config, session);
   out.prepared = prepare(out.config, session);
   return out;
@@ -153,33 +156,7 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
   return out;
 }
 
-}  // namespace
-
-int cmd_plan(const Options& options) {
-  Planned planned = plan_training(options);
-  recall(planned.prepared);
-  const std::vector<GroupRow> rows = group_rows(planned.config, planned.prepared);
-  Json json = plan_json(planned.config, planned.prepared, rows);
-  if (planned.placement) json["placement"] = Json::parse(print_evidence(*planned.placement));
-  const Traits& traits = planned.prepared.backend->traits();
-  warn_of_memory(planned.config, planned.prepared);
-  if (options.flag("json")) {
-    std::cout << json.dump(2) << "\n";
-    return 0;
-  }
-  const auto mib = [](const Json& bytes) { return bytes.get<int64_t>() >> 20; };
-  std::cout << "backend " << json["backend"].get<std::string>() << ", " << json["distinct_parts"]
-            << " distinct parts, " << json["launches_per_layer"] << " launches a layer, "
-            << json["launches_per_step"] << " a micro-batch of "
-            << planned.prepared.graphs.options.layer.batch << " x "
-            << planned.prepared.graphs.options.layer.seq_len << " tokens\n";
-  if (json["buckets"].size() > 1) {
-    for (const Json& bucket : json["buckets"]) {
-      std::cout << "  sequences of " << bucket["seq_len"] << ": " << bucket["loss_rows"]
-                << " rows pass the head at a time, " << std::fixed << std::setprecision(1)
-                << bucket["flops_per_step"].get<double>() * 1e-9 << " GFLOP a micro-batch\n";
-    }
-  }
+void print_groups(const std::vector<GroupRow>& rows) {
   std::cout << "\n"
             << std::left << std::setw(12) << "group" << std::setw(18) << "graph" << std::right
             << std::setw(6) << "parts" << std::setw(9) << "on host" << std::setw(7) << "calls"
@@ -199,11 +176,10 @@ int cmd_plan(const Options& options) {
       std::cout << "\n";
     }
   }
-  if (planned.placement) {
-    std::cout << "\nplacement, measured on " << planned.placement->machine << ":\n";
-    for (const std::string& line : describe_placement(*planned.placement))
-      std::cout << "  " << line << "\n";
-  }
+}
+
+void print_memory(const Json& json, const Traits& traits) {
+  const auto mib = [](const Json& bytes) { return bytes.get<int64_t>() >> 20; };
   std::cout << "\nmemory MiB: weights " << mib(json["memory"]["weights"]) << ", prepacked "
             << mib(json["memory"]["prepacked"]) << ", activations "
             << mib(json["memory"]["activations"]) << ", kept for backward "
@@ -213,8 +189,52 @@ int cmd_plan(const Options& options) {
             << mib(json["memory_room"]) << " " << memory_room(traits).where
             << "\nmoved a step, KiB: to the device "
             << (json["bytes_h2d_per_step"].get<int64_t>() >> 10) << ", back "
-            << (json["bytes_d2h_per_step"].get<int64_t>() >> 10)
-            << "\nestimate (products alone, at the host's speed): " << std::setprecision(3)
+            << (json["bytes_d2h_per_step"].get<int64_t>() >> 10) << "\n";
+}
+
+}  // namespace
+
+int cmd_plan(const Options& options) {
+  std::vector<std::string> targets = {""};
+  if (options.given("target")) targets = options.words("target");
+  if (targets.empty()) fail(ErrorKind::kUsage, "--target", "needs a name");
+  Planned planned = plan_training(options, targets.front());
+  recall(planned.prepared);
+  const std::vector<GroupRow> rows = group_rows(planned.config, planned.prepared);
+  Json json = plan_json(planned.config, planned.prepared, rows);
+  if (planned.placement) json["placement"] = Json::parse(print_evidence(*planned.placement));
+  const std::vector<StepPrice> prices = price_step(
+      planned.config, planned.prepared, targets,
+      json["bytes_h2d_per_step"].get<int64_t>() + json["bytes_d2h_per_step"].get<int64_t>());
+  for (const StepPrice& price : prices) json["estimates"].push_back(price_json(price));
+  const Traits& traits = planned.prepared.backend->traits();
+  warn_of_memory(planned.config, planned.prepared);
+  if (options.flag("json")) {
+    std::cout << json.dump(2) << "\n";
+    return 0;
+  }
+  std::cout << "backend " << json["backend"].get<std::string>() << ", " << json["distinct_parts"]
+            << " distinct parts, " << json["launches_per_layer"] << " launches a layer, "
+            << json["launches_per_step"] << " a micro-batch of "
+            << planned.prepared.graphs.options.layer.batch << " x "
+            << planned.prepared.graphs.options.layer.seq_len << " tokens\n";
+  if (json["buckets"].size() > 1) {
+    for (const Json& bucket : json["buckets"]) {
+      std::cout << "  sequences of " << bucket["seq_len"] << ": " << bucket["loss_rows"]
+                << " rows pass the head at a time, " << std::fixed << std::setprecision(1)
+                << bucket["flops_per_step"].get<double>() * 1e-9 << " GFLOP a micro-batch\n";
+    }
+  }
+  print_groups(rows);
+  if (planned.placement) {
+    std::cout << "\nplacement, measured on " << planned.placement->machine << ":\n";
+    for (const std::string& line : describe_placement(*planned.placement))
+      std::cout << "  " << line << "\n";
+  }
+  print_memory(json, traits);
+  for (const StepPrice& price : prices) print_price(price);
+  if (!prices.empty()) return 0;
+  std::cout << "estimate (products alone, at the host's speed): " << std::setprecision(3)
             << json["estimated_step_seconds"].get<double>() << " s a micro-batch, "
             << std::setprecision(0) << json["estimated_tok_s"].get<double>() << " tok/s\n";
   return 0;

@@ -131,6 +131,14 @@ constexpr OptionSpec kTable[] = {
      "a part that fails to compile runs on the host whole, instead of being cut until it compiles"},
     {"expect-cached", kFlag, "", "", kRuns,
      "fail, saying why, if any part would have to be compiled"},
+    {"target", kWords, "", "NAME", kRuns,
+     "what the vendor's compiler compiles for; plan takes several and prices the step on each "
+     "[furiosa: renegade-8pe; also renegade, renegade-2pe, renegade-4pe]"},
+    {"tactic", kText, "", "NAME", kRuns,
+     "hint for the search of the vendor's compiler [furiosa: its own; ForLlmModelComputeBound, "
+     "ForLlmModelIOBound, NoConstraint, …]"},
+    {"max-shapes", kInteger, "", "N", kRuns,
+     "shapes of a tensor that this search tries, for hints that take a number"},
     {"export", kText, "", "FILE", "compile",
      "also write the compiled parts as a bundle for another machine"},
     {"import", kText, "", "FILE", "compile", "first take compiled parts from a bundle"},

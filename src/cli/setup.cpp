@@ -46,6 +46,23 @@ void resolve_prepack(const ModelConfig& config, const ModelGraphs& graphs, const
     log_info("train", "prepack off: with more copies of the weights it needs " + fit.text);
 }
 
+// Options of vendors' compilers that were given. One that the backend does not take is an error.
+std::map<std::string, std::string, std::less<>> given_vendor_options(const Options& options,
+                                                                     const Traits& traits) {
+  std::map<std::string, std::string, std::less<>> given;
+  for (const char* name : {"target", "tactic", "max-shapes"}) {
+    if (!options.given(name)) continue;
+    const bool taken = std::ranges::any_of(
+        traits.options, [&](const auto& option) { return option.first == name; });
+    if (!taken) {
+      fail(ErrorKind::kUsage, "--" + std::string(name), "is no option of the backend's compiler",
+           traits.name, "leave the option out");
+    }
+    given[name] = options.text(name);
+  }
+  return given;
+}
+
 }  // namespace
 
 std::string environment(const char* name) {
@@ -184,6 +201,7 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
     }
   }
   session.plan.passes.disabled = disabled_passes(options);
+  session.vendor = given_vendor_options(options, traits);
   session.graphs.vocab_chunk = options.integer("vocab-chunk", 16);
   session.compile.cache_dir = cache_directory(options);
   session.compile.jobs = static_cast<int>(options.integer("jobs", 1, 256));

@@ -36,7 +36,7 @@ CacheKey part_key(std::string_view text, const Traits& traits, std::string_view 
                   const CompileOptions& options) {
   CacheKey key;
   key.add("part", text);
-  key.add("backend", traits.name);
+  key.add("backend", traits.code_name.empty() ? traits.name : traits.code_name);
   key.add("compiler", compiler);
   key.add("traits", traits_text(traits));
   key.add("threads", options.threads == 0 ? "all" : std::to_string(options.threads));
@@ -154,6 +154,7 @@ class PlanCompiler {
 
   void compile(size_t misses) {
     if (misses == 0) return;
+    if (auto problem = backend_.cannot_compile(options_)) throw UserError(std::move(*problem));
     in_child_ = !settings_.worker.empty() && !backend_.compiles_in_process();
     // The workers only wait for their children, so they cost nothing beside them. More than there
     // are misses may get work: each part that fails brings two.

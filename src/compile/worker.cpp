@@ -23,7 +23,7 @@ namespace {
 
 using Kind = CompileOutcome::Kind;
 
-constexpr std::string_view kJobTag = "npu-compile-job-1", kReplyTag = "npu-compile-reply-1";
+constexpr std::string_view kJobTag = "npu-compile-job-2", kReplyTag = "npu-compile-reply-1";
 constexpr size_t kJobLimit = size_t{1} << 30;
 
 // Exit code of a child whose allocation failed: no words left to say it with.
@@ -40,9 +40,9 @@ JobResult refusal(const Error& error) {
 }
 
 std::string job_message(const std::string& backend_name, const std::string& part_text,
-                        const CompileOptions& options) {
+                        const CompileOptions& options, int jobs) {
   std::vector<std::string> fields = {std::string(kJobTag), backend_name, part_text,
-                                     std::to_string(options.threads)};
+                                     std::to_string(options.threads), std::to_string(jobs)};
   for (const auto& [name, value] : options.vendor) {
     fields.push_back(name);
     fields.push_back(value);
@@ -126,13 +126,14 @@ bool write_all(int fd, std::string_view bytes) {
 // The job of a message done by this process.
 JobResult do_job(std::string_view message, const MakeBackend& make) {
   const auto fields = unpack_fields(message);
-  if (!fields || fields->size() < 4 || fields->size() % 2 != 0 || (*fields)[0] != kJobTag) {
+  if (!fields || fields->size() < 5 || fields->size() % 2 != 1 || (*fields)[0] != kJobTag) {
     return refusal({ErrorKind::kUsage, "compile-worker", "stdin holds no compile job", "",
                     "this command is for npu-lora's own use"});
   }
   CompileOptions options;
   options.threads = std::atoi(std::string((*fields)[3]).c_str());
-  for (size_t i = 4; i < fields->size(); i += 2) {
+  options.jobs = std::atoi(std::string((*fields)[4]).c_str());
+  for (size_t i = 5; i < fields->size(); i += 2) {
     options.vendor.emplace_back((*fields)[i], (*fields)[i + 1]);
   }
   Result<std::unique_ptr<Backend>> backend = make((*fields)[1]);
@@ -160,7 +161,7 @@ JobResult compile_in_child(const std::string& backend_name, const std::string& p
                            const CompileOptions& options, const CompileSettings& settings) {
   ChildOptions child_options;
   child_options.limits = {settings.seconds_limit, settings.memory_limit_bytes};
-  child_options.input = job_message(backend_name, part_text, options);
+  child_options.input = job_message(backend_name, part_text, options, settings.jobs);
   child_options.max_output_bytes = size_t{1} << 34;
   child_options.on_error_line = [](std::string_view line) {
     log(LogLevel::kDebug, "compile", line);
@@ -178,6 +179,7 @@ JobResult compile_in_child(const std::string& backend_name, const std::string& p
 int serve_compile_job(const MakeBackend& make) {
   const int reply_fd = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3);
   if (reply_fd < 0 || ::dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return 1;
+  set_log_channels("compile");  // whether they are shown is the parent's choice
   try {
     const JobResult result = do_job(read_all(STDIN_FILENO), make);
     const std::string_view status = result.outcome.built() ? kBuilt

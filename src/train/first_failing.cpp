@@ -40,7 +40,9 @@ TrialCompiler::TrialCompiler(Backend& backend, const CompileOptions& options,
       options_(options),
       settings_(settings),
       compiler_(backend.compiler_version().take()),
-      cache_(settings.cache_dir) {}
+      cache_(settings.cache_dir) {
+  if (auto problem = backend.cannot_compile(options)) throw UserError(std::move(*problem));
+}
 
 double TrialCompiler::trial_seconds_limit() const {
   if (longest_seconds_ <= 0) return settings_.seconds_limit;

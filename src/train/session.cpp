@@ -60,6 +60,17 @@ PartOrigin origin_of(const ModelConfig& config, const SessionOptions& options) {
 
 }  // namespace
 
+std::vector<std::pair<std::string, std::string>> vendor_options(
+    const Traits& traits, const std::map<std::string, std::string, std::less<>>& given) {
+  std::vector<std::pair<std::string, std::string>> options;
+  for (const auto& [name, otherwise] : traits.options) {
+    const auto found = given.find(name);
+    const std::string& value = found == given.end() ? otherwise : found->second;
+    if (!value.empty()) options.emplace_back(name, value);
+  }
+  return options;
+}
+
 std::string loss_rows_text(const GraphOptions& graphs) {
   std::vector<std::string> rows;
   for (const LengthBucket& bucket : graphs.shorter)
@@ -95,6 +106,7 @@ Prepared prepare(const ModelConfig& config, SessionOptions options) {
   options.plan.host_groups = {traits.host_parts.begin(), traits.host_parts.end()};
   if (options.host_groups) options.plan.host_groups = *options.host_groups;
   options.plan.compile.threads = options.threads;
+  options.plan.compile.vendor = vendor_options(traits, options.vendor);
   options.graphs.passes = options.plan.passes;
   options.compile.origin = origin_of(config, options);
   out.graphs = build_model_graphs(config, options.graphs);

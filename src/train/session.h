@@ -2,10 +2,13 @@
 // Every command that runs a model goes through here, so that all of them place and compile alike.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "backend/backend.h"
 #include "compile/plan.h"
@@ -25,12 +28,18 @@ struct SessionOptions {
   // --host-parts auto: host_groups is still to be found (train/placement.h).
   bool auto_placement = false;
   CompileSettings compile;
+  // Options of the vendor's compiler by name (Traits::options), where they are not its defaults.
+  std::map<std::string, std::string, std::less<>> vendor;
   int threads = 0;
   std::optional<bool> prepack;  // unset: as the backend does by default
 };
 
 // R of every bucket, the shortest bucket's first: "32,128".
 std::string loss_rows_text(const GraphOptions& graphs);
+
+// CompileOptions::vendor of a backend: what is given of its options, else their defaults.
+std::vector<std::pair<std::string, std::string>> vendor_options(
+    const Traits& traits, const std::map<std::string, std::string, std::less<>>& given);
 
 // The backend that a run on `backend` is compared with.
 std::string reference_backend(std::string_view backend);

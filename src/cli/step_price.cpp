@@ -1,0 +1,221 @@
+// Pricing a step: estimates of distinct parts, times how often each runs, plus launches and copies.
+#include "cli/step_price.h"
+
+#include <algorithm>
+#include <iomanip>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/log.h"
+#include "compile/estimate.h"
+
+namespace npu {
+namespace {
+
+// Of the distinct parts that a step runs on the device, by their place in the plan.
+using Estimates = std::map<size_t, Result<double>>;
+
+int64_t port_bytes(const Graph& part) {
+  int64_t bytes = 0;
+  const auto add = [&](const TensorType& type) {
+    bytes += num_elements(type.shape) * static_cast<int64_t>(dtype_bytes(type.dtype));
+  };
+  for (const NodeId id : part.inputs()) add(part.node(id).type);
+  for (const GraphOutput& output : part.outputs()) add(part.node(output.node).type);
+  return bytes;
+}
+
+GraphPrice price_graph(const PlannedGraph& graph, int64_t calls, const Plan& plan,
+                       const Estimates& estimates) {
+  GraphPrice price;
+  price.group = graph.group;
+  price.graph = graph.name;
+  price.calls = calls;
+  for (const PlannedPart& part : graph.parts) {
+    if (part.on_host) {
+      ++price.host_parts;
+      continue;
+    }
+    ++price.launches;
+    const Result<double>& cycles = estimates.at(part.distinct);
+    if (!cycles) {
+      price.unpriced.push_back(part.name + ": " + cycles.error().text());
+      continue;
+    }
+    const Graph& body = plan.distinct[part.distinct].graph;
+    price.cycles += cycles.value();
+    price.flops += body.contraction_flops();
+    price.bytes += port_bytes(body);
+  }
+  return price;
+}
+
+// A graph of the longest bucket and how often a micro-batch runs it, if at all.
+struct Run {
+  const PlannedGraph* graph;
+  int64_t calls;
+};
+
+std::vector<Run> runs_of(const ModelConfig& config, const Prepared& prepared) {
+  std::vector<Run> runs;
+  for (const PlannedGraph& graph : prepared.plan.graphs) {
+    if (graph.name != prepared.graphs.longest().name(plain_name(graph.name))) continue;
+    const int64_t calls = prepared.graphs.calls_per_step(graph.name, config.num_hidden_layers);
+    if (calls > 0) runs.push_back({&graph, calls});
+  }
+  return runs;
+}
+
+Result<Estimates> estimate(const std::vector<Run>& runs, const Prepared& prepared,
+                           const CompileOptions& options) {
+  std::set<size_t> used;
+  for (const Run& run : runs) {
+    for (const PlannedPart& part : run.graph->parts) {
+      if (!part.on_host) used.insert(part.distinct);
+    }
+  }
+  std::vector<const Graph*> parts;
+  for (const size_t part : used) parts.push_back(&prepared.plan.distinct[part].graph);
+  Result<std::vector<Result<double>>> cycles =
+      estimate_parts(parts, *prepared.backend, options, prepared.options.compile);
+  if (!cycles) return cycles.error();
+  Estimates out;
+  for (const size_t part : used) out.emplace(part, std::move(cycles.value()[out.size()]));
+  return out;
+}
+
+std::string percent(double share) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f%%", 100 * share);
+  return text;
+}
+
+std::string rounded(double value, int digits) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.*f", digits, value);
+  return text;
+}
+
+double share_of_peak(const StepPrice& price, double flops, double cycles) {
+  if (cycles <= 0) return 0;
+  return flops / (cycles / price.rates.cycles_per_second) / price.rates.flops_per_second;
+}
+
+}  // namespace
+
+bool StepPrice::complete() const {
+  return std::ranges::all_of(graphs, [](const GraphPrice& graph) {
+    return graph.host_parts == 0 && graph.unpriced.empty();
+  });
+}
+
+std::vector<StepPrice> price_step(const ModelConfig& config, const Prepared& prepared,
+                                  const std::vector<std::string>& targets, int64_t transfer_bytes) {
+  const Plan& plan = prepared.plan;
+  const LayerOptions& layer = prepared.graphs.options.layer;
+  const std::vector<Run> runs = runs_of(config, prepared);
+  std::vector<StepPrice> prices;
+  for (const std::string& target : targets) {
+    auto vendor = prepared.options.vendor;
+    if (!target.empty()) vendor["target"] = target;
+    CompileOptions options = prepared.options.plan.compile;
+    options.vendor = vendor_options(prepared.backend->traits(), vendor);
+    const std::optional<CostRates> rates = prepared.backend->cost_rates(options);
+    if (!rates) return {};
+    const Result<Estimates> estimates = estimate(runs, prepared, options);
+    if (!estimates) {
+      if (estimates.error().kind == ErrorKind::kUsage) throw UserError(estimates.error());
+      log_warn("plan", "no estimate of the step: " + estimates.error().text());
+      return {};
+    }
+    StepPrice price;
+    for (const auto& [name, value] : options.vendor) {
+      if (name == "target") price.target = value;
+    }
+    price.rates = *rates;
+    price.tokens = layer.batch * layer.seq_len;
+    price.transfer_bytes = transfer_bytes;
+    price.launch_seconds = prepared.backend->traits().launch_seconds;
+    for (const auto& [graph, calls] : runs) {
+      GraphPrice row = price_graph(*graph, calls, plan, estimates.value());
+      price.cycles += static_cast<double>(calls) * row.cycles;
+      price.flops += static_cast<double>(calls) * row.flops;
+      price.launches += calls * row.launches;
+      price.graphs.push_back(std::move(row));
+    }
+    prices.push_back(std::move(price));
+  }
+  return prices;
+}
+
+Json price_json(const StepPrice& price) {
+  Json out = {{"target", price.target},
+              {"basis", price.rates.basis},
+              {"complete", price.complete()},
+              {"cycles_per_step", price.cycles},
+              {"launches_per_step", price.launches},
+              {"transfer_bytes_per_step", price.transfer_bytes},
+              {"cycle_seconds", price.cycle_seconds()},
+              {"launch_seconds", price.launches_seconds()},
+              {"transfer_seconds", price.transfer_seconds()},
+              {"step_seconds", price.seconds()},
+              {"tok_s", price.tokens_per_second()},
+              {"peak_share", price.peak_share()},
+              {"peak_flops_per_second", price.rates.flops_per_second},
+              {"graphs", Json::array()}};
+  for (const GraphPrice& graph : price.graphs) {
+    out["graphs"].push_back({{"group", graph.group},
+                             {"graph", graph.graph},
+                             {"calls_per_step", graph.calls},
+                             {"launches_per_call", graph.launches},
+                             {"host_parts", graph.host_parts},
+                             {"unpriced", graph.unpriced},
+                             {"cycles_per_call", graph.cycles},
+                             {"flops_per_call", graph.flops},
+                             {"bytes_per_call", graph.bytes}});
+  }
+  return out;
+}
+
+void print_price(const StepPrice& price) {
+  const auto column = [](int width, const std::string& text) {
+    std::cout << std::right << std::setw(width) << text;
+  };
+  std::cout << "\nestimate for " << price.target << ": " << price.rates.basis << "\n"
+            << std::left << std::setw(12) << "group" << std::setw(18) << "graph";
+  for (const char* title : {"calls", "launches"}) column(9, title);
+  column(14, "cycles/call");
+  column(11, "MiB/call");
+  for (const char* title : {"of step", "of peak"}) column(9, title);
+  std::cout << "\n";
+  for (const GraphPrice& graph : price.graphs) {
+    std::cout << std::left << std::setw(12) << graph.group << std::setw(18) << graph.graph;
+    column(9, std::to_string(graph.calls));
+    column(9, std::to_string(graph.launches));
+    column(14, rounded(graph.cycles, 0));
+    column(11, rounded(static_cast<double>(graph.bytes) / (1 << 20), 1));
+    const double seconds = static_cast<double>(graph.calls) *
+                           (graph.cycles / price.rates.cycles_per_second +
+                            static_cast<double>(graph.launches) * price.launch_seconds);
+    column(9, percent(seconds / price.seconds()));
+    column(9, percent(share_of_peak(price, graph.flops, graph.cycles)));
+    std::cout << "\n";
+    if (graph.host_parts > 0) {
+      std::cout << "    not in it: parts on the host: " << graph.host_parts << "\n";
+    }
+    for (const std::string& line : graph.unpriced) std::cout << "    not in it: " << line << "\n";
+  }
+  std::cout << "step: " << rounded(price.cycles * 1e-6, 3) << " M cycles ("
+            << rounded(price.cycle_seconds() * 1e3, 3) << " ms), " << price.launches
+            << " launches (" << rounded(price.launches_seconds() * 1e3, 3) << " ms), "
+            << rounded(static_cast<double>(price.transfer_bytes) / (1 << 20), 1)
+            << " MiB to and from the device (" << rounded(price.transfer_seconds() * 1e3, 3)
+            << " ms): " << rounded(price.seconds() * 1e3, 3) << " ms, "
+            << (price.complete() ? "" : "at most ") << rounded(price.tokens_per_second(), 0)
+            << " tok/s, " << percent(price.peak_share()) << " of "
+            << rounded(price.rates.flops_per_second * 1e-12, 0) << " TFLOP/s\n";
+}
+
+}  // namespace npu

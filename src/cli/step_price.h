@@ -1,0 +1,56 @@
+// What a step costs by the vendor's forecast of its parts: what `plan` prints where the backend's
+// compiler makes one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/environment.h"
+#include "train/session.h"
+
+namespace npu {
+
+// One graph of the longest bucket that a micro-batch runs.
+struct GraphPrice {
+  std::string group, graph;
+  int64_t calls = 0;                  // a micro-batch
+  int64_t launches = 0;               // a call: its parts on the device
+  int64_t host_parts = 0;             // not priced
+  std::vector<std::string> unpriced;  // parts that the vendor has no forecast for, with its words
+  double cycles = 0;                  // a call, of the parts that are priced
+  double flops = 0;                   // a call, of products in those parts
+  int64_t bytes = 0;                  // a call: inputs and outputs of those parts, in device memory
+};
+
+struct StepPrice {
+  std::string target;
+  CostRates rates;
+  std::vector<GraphPrice> graphs;
+  int64_t tokens = 0, launches = 0, transfer_bytes = 0;
+  double cycles = 0, flops = 0;
+  double launch_seconds = 0;  // of one launch
+
+  double cycle_seconds() const { return cycles / rates.cycles_per_second; }
+  double launches_seconds() const { return static_cast<double>(launches) * launch_seconds; }
+  double transfer_seconds() const {
+    return static_cast<double>(transfer_bytes) / rates.transfer_bytes_per_second;
+  }
+  double seconds() const { return cycle_seconds() + launches_seconds() + transfer_seconds(); }
+  double tokens_per_second() const { return static_cast<double>(tokens) / seconds(); }
+  // Of products, against the peak of what is compiled for.
+  double peak_share() const { return flops / seconds() / rates.flops_per_second; }
+  // False when something is not in the price: then it is a lower bound of the time.
+  bool complete() const;
+};
+
+// The step of a plan for each of these targets ("" = the plan's own). `transfer_bytes` move between
+// host and device a step. Empty where the backend's compiler forecasts nothing, or is missing: then
+// a line of the log says so. UserErrors: a target that it does not know.
+std::vector<StepPrice> price_step(const ModelConfig& config, const Prepared& prepared,
+                                  const std::vector<std::string>& targets, int64_t transfer_bytes);
+
+Json price_json(const StepPrice& price);
+void print_price(const StepPrice& price);
+
+}  // namespace npu
