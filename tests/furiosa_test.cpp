@@ -191,10 +191,12 @@ TEST_F(FuriosaTest, TheCrossCompilerIsAskedForFirstButNotForEstimates) {
 TEST_F(FuriosaTest, DoctorNamesAllThatIsMissing) {
   variables.unset("NPU_LORA_FURIOSA_TCC");
   variables.set("PATH", folder.path().string());
+  variables.set("NPU_LORA_RNGD_NODES", folder.path().string());
   const auto problem = probe_furiosa();
   ASSERT_TRUE(problem);
-  for (const char* words : {"furiosa-tcc: was not found", "pip install furiosa-tcc",
-                            "aarch64-linux-gnu-gcc: ", "apt install gcc-aarch64", "card: "}) {
+  for (const char* words :
+       {"furiosa-tcc: was not found", "pip install furiosa-tcc",
+        "aarch64-linux-gnu-gcc: ", "apt install gcc-aarch64", "furiosa:auto: has no device node"}) {
     EXPECT_NE(problem->text().find(words), std::string::npos) << words << "\n" << problem->text();
   }
   EXPECT_TRUE(calls().empty());
@@ -295,9 +297,10 @@ TEST_F(FuriosaTest, NamesOfCards) {
   }
 }
 
-TEST_F(FuriosaTest, ACardIsNotOpenedYet) {
-  expect_says(error_of(make_backend("furiosa:3").take()->open({})), ErrorKind::kRetriable,
-              "furiosa:3: can compile for a card, but not open one");
+TEST_F(FuriosaTest, ACardWithoutADeviceNodeIsAnError) {
+  variables.set("NPU_LORA_RNGD_NODES", folder.path().string());
+  expect_says(error_of(make_backend("furiosa:3").take()->open({})), ErrorKind::kBadInput,
+              "furiosa:3: has no device node in ");
 }
 
 }  // namespace

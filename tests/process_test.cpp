@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
+#include "base/resident_child.h"
 
 namespace npu {
 namespace {
@@ -246,6 +247,74 @@ TEST(Child, ManyAtOnce) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(good, 80);
+}
+
+using Io = ResidentChild::Io;
+
+ResidentChild::Deadline soon(double seconds = 20) {
+  return std::chrono::steady_clock::now() +
+         std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
+
+std::unique_ptr<ResidentChild> resident(const std::string& script,
+                                        const ResidentChild::Options& options = {}) {
+  return ResidentChild::start({"/bin/sh", "-c", script}, options).take();
+}
+
+// Until `bytes` have come.
+std::string answer(ResidentChild& child, size_t bytes) {
+  while (child.received().size() < bytes && child.receive(soon()) == Io::kOk) {
+  }
+  return std::exchange(child.received(), "");
+}
+
+TEST(Resident, AnswersOverItsStdinAndLogsTheRest) {
+  const auto child =
+      resident("echo printed; while read line; do echo \"$line!\" >&0; done", {{"A=b"}, {}});
+  EXPECT_EQ(child->send("one\n", soon()), Io::kOk);
+  EXPECT_EQ(answer(*child, 5), "one!\n");
+  EXPECT_EQ(child->send("two\n", soon()), Io::kOk);
+  EXPECT_EQ(answer(*child, 5), "two!\n");
+  EXPECT_EQ(child->log_tail(), "printed\n");
+  EXPECT_EQ(child->stop().describe(), "exited with 0") << "the end of its input ends it";
+  EXPECT_EQ(child->send("three\n", soon()), Io::kClosed);
+}
+
+// Neither side waits for the other, however much is on its way in both directions.
+TEST(Resident, MovesMuchBothWays) {
+  const auto child = resident("cat >&0");
+  const std::string much(8 << 20, 'x');
+  EXPECT_EQ(child->send(much, soon()), Io::kOk);
+  EXPECT_EQ(answer(*child, much.size()), much);
+}
+
+TEST(Resident, TimesOutAndIsKilled) {
+  const auto child = resident("echo $$ >&0; exec sleep 1000");
+  const pid_t pid = std::stoi(answer(*child, 2));
+  EXPECT_EQ(child->receive(soon(0.05)), Io::kTimedOut);
+  EXPECT_EQ(child->stop().describe(), "killed by SIGKILL");
+  EXPECT_FALSE(alive(pid));
+}
+
+TEST(Resident, SaysHowItDied) {
+  const auto child = resident("echo last words >&2; kill -SEGV $$");
+  EXPECT_EQ(child->receive(soon()), Io::kClosed);
+  EXPECT_EQ(child->stop().describe(), "killed by SIGSEGV");
+  EXPECT_EQ(child->log_tail(), "last words\n");
+}
+
+TEST(Resident, OutlivesTheThreadThatStartedIt) {
+  std::unique_ptr<ResidentChild> child;
+  std::thread([&] { child = resident("cat >&0"); }).join();
+  EXPECT_EQ(child->send("still here", soon()), Io::kOk);
+  EXPECT_EQ(answer(*child, 10), "still here");
+}
+
+TEST(Resident, AProgramThatIsNotThereIsAnError) {
+  const auto child = ResidentChild::start({"/nonexistent/program"});
+  ASSERT_FALSE(child.ok());
+  EXPECT_EQ(child.error().text(),
+            "/nonexistent/program: can't be started; got No such file or directory");
 }
 
 TEST(Process, SelfAndMemory) {

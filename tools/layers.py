@@ -41,7 +41,7 @@ RESERVED = (
      "the environment"),
 )
 # A child between fork and exec has nothing else to call.
-RESERVED_EXCEPTIONS = {("src/base/process.cpp", "ending the process")}
+RESERVED_EXCEPTIONS = {("src/base/spawn.cpp", "ending the process")}
 
 LINE_LIMITS = {".cpp": 500, ".h": 250}
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
@@ -137,7 +137,7 @@ CASES = (
     ("src/backend/a.cpp", '// role\nauto h = dlopen(p, 0); auto e = getenv("X");\n', None),
     ("src/io/a.cpp", '// role\nauto e = std::getenv("X");\n', "the environment"),
     ("src/io/a.cpp", "// role\nvoid f() { std::exit(1); }\n", "ending the process"),
-    ("src/base/process.cpp", "// role\nvoid f() { _exit(127); }\n", None),
+    ("src/base/spawn.cpp", "// role\nvoid f() { _exit(127); }\n", None),
     ("src/cli/a.cpp", "// role\nvoid f() { std::exit(1); }\n", None),
     ("src/io/a.cpp", '// role\nauto s = "http://x"; int exit_code(); // exit(1)\n', None),
     ("src/ir/a.h", "#pragma once\n", "no header comment"),

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "backend/furiosa_blob.h"
+#include "backend/furiosa_device.h"
 #include "backend/furiosa_edf.h"
 #include "backend/furiosa_tcc.h"
 #include "backend/tcl_writer.h"
@@ -224,9 +225,8 @@ class FuriosaBackend : public Backend {
     return furiosa_estimate_tcl(tcc.value(), function.value().text, job.value());
   }
 
-  Result<std::unique_ptr<Device>> open(const DeviceOptions&) override {
-    return Error{ErrorKind::kRetriable, traits_.name, "can compile for a card, but not open one",
-                 "card " + card_, "use `npu-lora compile` and `plan`; docs/furiosa.md"};
+  Result<std::unique_ptr<Device>> open(const DeviceOptions& options) override {
+    return open_furiosa_device(card_, options);
   }
 
  private:
@@ -261,8 +261,8 @@ std::optional<Error> probe_furiosa() {
   std::vector<Error> problems;
   if (const Result<fs::path> tcc = find_furiosa_tcc(); !tcc) problems.push_back(tcc.error());
   if (auto problem = furiosa_cross_compiler_problem()) problems.push_back(std::move(*problem));
-  problems.push_back({ErrorKind::kRetriable, "card", "can't be opened by this program yet", "",
-                      "compile and plan need none"});
+  if (auto problem = probe_furiosa_device()) problems.push_back(std::move(*problem));
+  if (problems.empty()) return std::nullopt;
   Error all{ErrorKind::kRetriable, "furiosa", "", "", ""};
   for (const Error& problem : problems) {
     all.what += (all.what.empty() ? "" : "; ") + problem.where + ": " + problem.what;

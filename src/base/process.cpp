@@ -1,13 +1,9 @@
-// Children: fork, limits between fork and exec, one poll loop until the end.
+// Children that run to their end: limits, and one poll loop until then.
 #include "base/process.h"
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,8 +19,7 @@
 
 #include "base/error.h"
 #include "base/file.h"
-
-extern char** environ;
+#include "base/spawn.h"
 
 namespace npu {
 namespace {
@@ -34,44 +29,6 @@ constexpr size_t kErrorTailBytes = 8192;
 constexpr int kSampleMilliseconds = 50;  // between looks at memory use
 // Reads before limits are looked at again, however fast the child writes; more than a pipe holds.
 constexpr int kReadsPerTurn = 64;
-
-void close_if_open(int& fd) {
-  if (fd >= 0) ::close(std::exchange(fd, -1));
-}
-
-// Two connected descriptors: [0] is read from, [1] is written to. A socket where this process
-// writes, since send() can do without SIGPIPE.
-struct Pipe {
-  int ends[2] = {-1, -1};
-  bool open(bool as_socket) {
-    return as_socket ? ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0
-                     : ::pipe2(ends, O_CLOEXEC) == 0;
-  }
-  ~Pipe() {
-    close_if_open(ends[0]);
-    close_if_open(ends[1]);
-  }
-};
-
-std::vector<std::string> merged_environment(const std::vector<std::string>& added) {
-  std::vector<std::string> merged;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view ours = *entry;
-    const std::string_view name = ours.substr(0, ours.find('=') + 1);
-    const bool replaced = std::any_of(added.begin(), added.end(),
-                                      [&](const std::string& e) { return e.starts_with(name); });
-    if (!replaced) merged.emplace_back(ours);
-  }
-  merged.insert(merged.end(), added.begin(), added.end());
-  return merged;
-}
-
-std::vector<char*> pointers(const std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  for (const std::string& s : strings) result.push_back(const_cast<char*>(s.c_str()));
-  result.push_back(nullptr);
-  return result;
-}
 
 // The value in bytes of a "Name:  123 kB" line of /proc/PID/status; 0 when there is none.
 int64_t status_bytes(std::string_view status, std::string_view name) {
@@ -113,9 +70,7 @@ class Child {
 
  private:
   bool start(const std::vector<std::string>& argv);
-  [[noreturn]] void become(char* const* argv, char* const* environment, pid_t parent);
   void attend();
-  bool ended() const;
   void look_at_limits();
   void feed();
   void read_out();
@@ -123,14 +78,12 @@ class Child {
   void kill_group(ChildResult::End reason);
   void reap();
   double elapsed() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
-  pid_t whole() const { return options_.in_our_group ? pid_ : -pid_; }  // for kill(): the group
 
   const ChildOptions& options_;
   ChildResult result_;
   Clock::time_point started_ = Clock::now();
-  Pipe in_, out_, err_, exec_error_, life_;
-  pid_t pid_ = -1;
-  int pidfd_ = -1;
+  Pipe in_, out_, err_;
+  ChildProcess process_;
   size_t fed_ = 0;
   std::string error_line_;
   int64_t memory_at_fork_ = 0, sampled_peak_ = 0;
@@ -155,72 +108,27 @@ bool Child::start(const std::vector<std::string>& argv) {
     result_.err_tail = argv[0] + ": " + std::strerror(error);
     return false;
   };
-  if (!in_.open(true) || !out_.open(false) || !err_.open(false) || !exec_error_.open(false) ||
-      !life_.open(false)) {
-    return not_started(errno);
-  }
-  // All memory is made before fork: between fork and exec only async-signal-safe calls are allowed.
-  const std::vector<std::string> environment = merged_environment(options_.environment);
-  const std::vector<char*> argv_pointers = pointers(argv);
-  const std::vector<char*> environment_pointers = pointers(environment);
+  if (!in_.open(true) || !out_.open(false) || !err_.open(false)) return not_started(errno);
   memory_at_fork_ = memory_use().resident_bytes;
-  const pid_t parent = ::getpid();
-  pid_ = ::fork();
-  if (pid_ == 0) become(argv_pointers.data(), environment_pointers.data(), parent);
-  if (pid_ < 0) return not_started(errno);
-  if (!options_.in_our_group) ::setpgid(pid_, pid_);  // also in the child: whoever comes first
-  pidfd_ = static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0));
+  const int error = process_.start({.argv = argv,
+                                    .environment = options_.environment,
+                                    .in = in_.ends[0],
+                                    .out = out_.ends[1],
+                                    .err = err_.ends[1],
+                                    .keep = {},
+                                    .in_our_group = options_.in_our_group});
+  if (error != 0) return not_started(error);
   close_if_open(in_.ends[0]);
   close_if_open(out_.ends[1]);
   close_if_open(err_.ends[1]);
-  close_if_open(exec_error_.ends[1]);
-  close_if_open(life_.ends[0]);
-  int exec_errno = 0;
-  ssize_t got = 0;
-  while ((got = ::read(exec_error_.ends[0], &exec_errno, sizeof exec_errno)) < 0 &&
-         errno == EINTR) {
-  }
-  if (got == sizeof exec_errno) {
-    reap();
-    result_.end = ChildResult::End::kNotStarted;
-    return not_started(exec_errno);
-  }
   for (const int fd : {in_.ends[1], out_.ends[0], err_.ends[0]}) {
     ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK);
   }
   return true;
 }
 
-void Child::become(char* const* argv, char* const* environment, pid_t parent) {
-  if (!options_.in_our_group) ::setpgid(0, 0);
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (::getppid() != parent) ::_exit(127);  // it died before the line above
-  // PDEATHSIG reaches only this process. For its children: the kernel signals the owner of an
-  // asynchronous descriptor, here the group, when the pipe's other end closes with our parent.
-  ::fcntl(life_.ends[0], F_SETFD, 0);
-  ::fcntl(life_.ends[0], F_SETOWN, options_.in_our_group ? ::getpid() : -::getpid());
-  ::fcntl(life_.ends[0], F_SETSIG, SIGKILL);
-  ::fcntl(life_.ends[0], F_SETFL, O_ASYNC);
-  ::dup2(in_.ends[0], STDIN_FILENO);
-  ::dup2(out_.ends[1], STDOUT_FILENO);
-  ::dup2(err_.ends[1], STDERR_FILENO);
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::signal(SIGPIPE, SIG_DFL);
-  // When the machine runs out of memory the kernel should take the compiler, not the trainer.
-  const int oom = ::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-  if (oom >= 0 && ::write(oom, "500", 3) < 0) {
-    // Without /proc the child is as likely a victim as we are; nothing else changes.
-  }
-  ::execvpe(argv[0], argv, environment);
-  const int error = errno;
-  const ssize_t told = ::write(exec_error_.ends[1], &error, sizeof error);
-  ::_exit(told == sizeof error ? 127 : 126);
-}
-
 void Child::attend() {
-  while (!ended()) {
+  while (!process_.ended()) {
     look_at_limits();
     double wait_seconds = kSampleMilliseconds / 1000.0;
     if (options_.limits.seconds > 0) {
@@ -229,19 +137,12 @@ void Child::attend() {
     std::array<pollfd, 4> fds = {{{out_.ends[0], POLLIN, 0},
                                   {err_.ends[0], POLLIN, 0},
                                   {in_.ends[1], POLLOUT, 0},
-                                  {pidfd_, POLLIN, 0}}};
+                                  {process_.pidfd(), POLLIN, 0}}};
     if (::poll(fds.data(), fds.size(), static_cast<int>(wait_seconds * 1000) + 1) <= 0) continue;
     if (fds[0].revents != 0) read_out();
     if (fds[1].revents != 0) read_err();
     if (fds[2].revents != 0) feed();
   }
-}
-
-bool Child::ended() const {
-  siginfo_t info{};
-  // The child stays a zombie until reap(), so that its id, the group's, can't be given away.
-  const int rc = ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT);
-  return (rc == 0 && info.si_pid == pid_) || (rc != 0 && errno == ECHILD);
 }
 
 void Child::look_at_limits() {
@@ -252,9 +153,10 @@ void Child::look_at_limits() {
   }
   if (Clock::now() < next_sample_) return;
   next_sample_ = Clock::now() + std::chrono::milliseconds(kSampleMilliseconds);
-  int64_t now = status_bytes(proc_text("/proc/" + std::to_string(pid_) + "/status"), "VmHWM:");
+  int64_t now =
+      status_bytes(proc_text("/proc/" + std::to_string(process_.pid()) + "/status"), "VmHWM:");
   if (limits.memory_bytes > 0) {
-    if (!options_.in_our_group) now = std::max(now, group_resident_bytes(pid_));
+    if (!options_.in_our_group) now = std::max(now, group_resident_bytes(process_.pid()));
     if (now > limits.memory_bytes) kill_group(ChildResult::End::kOutOfMemory);
   }
   sampled_peak_ = std::max(sampled_peak_, now);
@@ -307,29 +209,16 @@ void Child::read_err() {
 }
 
 void Child::kill_group(ChildResult::End reason) {
-  ::kill(whole(), SIGKILL);
+  process_.kill_all();
   killed_for_ = reason;
 }
 
 void Child::reap() {
-  if (pid_ < 0) return;
-  // Also what the child left behind in its group.
-  ::kill(whole(), SIGKILL);
-  int status = 0;
-  rusage usage{};
-  while (::wait4(pid_, &status, 0, &usage) < 0 && errno == EINTR) {
-  }
-  pid_ = -1;
-  close_if_open(pidfd_);
-  // ru_maxrss starts at this process's size at fork; below that only the samples tell.
-  const int64_t peak = int64_t{usage.ru_maxrss} * 1024;
-  result_.peak_memory_bytes = peak > memory_at_fork_ || sampled_peak_ == 0 ? peak : sampled_peak_;
-  if (WIFSIGNALED(status)) {
-    result_.end = ChildResult::End::kSignaled;
-    result_.signal = WTERMSIG(status);
-  } else {
-    result_.end = ChildResult::End::kExited;
-    result_.exit_code = WEXITSTATUS(status);
+  if (process_.pid() < 0) return;
+  process_.reap(result_);
+  // The kernel's figure starts at this process's size at fork; below that only the samples tell.
+  if (result_.peak_memory_bytes <= memory_at_fork_ && sampled_peak_ != 0) {
+    result_.peak_memory_bytes = sampled_peak_;
   }
   if (killed_for_) result_.end = *killed_for_;
 }

@@ -3,6 +3,7 @@
 #include <exception>
 #include <iostream>
 
+#include "backend/furiosa_device.h"
 #include "base/log.h"
 #include "base/nearest.h"
 #include "base/text.h"
@@ -66,6 +67,9 @@ int dispatch(const std::vector<std::string>& arguments) {
     return 0;
   }
   if (arguments[0] == "compile-worker") return compile_worker_main();
+  if (arguments[0] == "device-worker") {
+    return furiosa_worker_main({arguments.begin() + 1, arguments.end()});
+  }
   for (const Command& command : command_table()) {
     if (command.spec.name != arguments[0]) continue;
     const auto options = Options::parse(command.spec, {arguments.begin() + 1, arguments.end()});
