@@ -26,6 +26,10 @@ struct Block {
   std::byte* out;
   OperandDType out_dtype;
   int64_t out_row_bytes, cols;
+  // Memory that is asked for on the way, so many bytes a word: all at once would fill the buffers
+  // for misses, and what is read from L2 meanwhile would wait.
+  const std::byte* ahead;
+  int64_t ahead_bytes;
 };
 
 [[gnu::always_inline]] static inline void store_as(OperandDType dtype, std::byte* to, Vector v) {
@@ -76,8 +80,11 @@ void multiply_block(const Block& block) {
   }
   const std::byte* left = block.left.data;
   const std::byte* panel = block.panel;
+  const std::byte* ahead = block.ahead;
   const int64_t row_bytes = block.left.row_bytes;
   for (int64_t i = 0; i < block.words; ++i) {
+    _mm_prefetch(ahead, _MM_HINT_T1);
+    ahead += block.ahead_bytes;
     Vector right[vectors];
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) {
@@ -119,14 +126,13 @@ MultiplyBlock block_of_rows(int64_t rows) {
   return kByRows[rows - 1];
 }
 
-// The cache lines of the panel after this one, asked for while this one is multiplied: the
-// hardware does not foresee the strides between its rows. Behind the last panel of a call lies,
-// more often than not, the first of the next.
+// The rows of which the next panel will be packed, asked for block by block: the hardware does not
+// foresee the strides between them.
 class Ahead {
  public:
   struct Lines {
-    const std::byte* first;
-    int64_t rows, row_bytes, ld_bytes;
+    const std::byte* first = nullptr;
+    int64_t rows = 0, row_bytes = 0, ld_bytes = 0;
   };
   Ahead(const Lines& lines, int64_t calls)
       : lines_(lines), rows_per_call_((lines.rows + calls - 1) / calls) {}
@@ -157,22 +163,21 @@ class Panels {
     pack_panel<Unit>({p_.rhs, col, smaller(kPanelCols, p_.n - col), k_, k_count_}, scratch_);
     return reinterpret_cast<const std::byte*>(scratch_);
   }
+  // What is still to be packed of a panel.
   Ahead::Lines lines(int64_t col) const {
-    constexpr int64_t kLine = 64;
-    if (kept()) return {kept_at(col), k_count_ * kPanelCols * 2 / kLine, kLine, kLine};
+    if (kept()) return {};
     const Window w{p_.rhs, col, kPanelCols, k_, k_count_};
     const int64_t element = element_bytes(p_.rhs.dtype);
     return {static_cast<const std::byte*>(p_.rhs.data) + w.index(0, 0) * element,
             p_.rhs.k_rows ? k_count_ : kPanelCols,
             (p_.rhs.k_rows ? kPanelCols : k_count_) * element, p_.rhs.ld * element};
   }
-
- private:
   const std::byte* kept_at(int64_t col) const {
     return static_cast<const std::byte*>(p_.rhs.data) +
            col / kPanelCols * panel_bytes(kPanelCols, p_.k) + k_ * kPanelCols * 2;
   }
 
+ private:
   const Product& p_;
   const int64_t k_, k_count_;
   uint32_t* const scratch_;
@@ -203,16 +208,21 @@ void pass(const Product& p, int64_t row, int64_t rows, int64_t k, int64_t k_coun
   block.add = p.beta != 0 || k > 0;
   block.out_dtype = p.out_dtype;
   block.out_row_bytes = p.out_ld * element_bytes(p.out_dtype);
+  const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
   for (int64_t col = 0; col < p.n; col += kPanelCols) {
     block.cols = smaller(kPanelCols, p.n - col);
     block.panel = panels.at(col);
-    Ahead ahead(panels.lines(col + kPanelCols), (rows + kBlockRows - 1) / kBlockRows);
+    // Behind the last panel of a call lies, more often than not, the first of the next.
+    Ahead ahead(panels.lines(col + kPanelCols), blocks);
+    block.ahead = panels.kept() ? panels.kept_at(col + kPanelCols) : block.panel;
+    block.ahead_bytes = panels.kept() ? (kPanelCols * 2 * Unit::kDepth + blocks - 1) / blocks : 0;
     for (int64_t r = 0; r < rows; r += kBlockRows) {
       ahead.ask();
       block.left = {left.data + r * left.row_bytes, left.row_bytes, left.word_bytes};
       block.out = static_cast<std::byte*>(p.out) + (row + r) * block.out_row_bytes +
                   col * element_bytes(p.out_dtype);
       find_block<Unit>(panels.kept(), block.cols > kLanes, smaller(kBlockRows, rows - r))(block);
+      block.ahead += block.words * block.ahead_bytes;
     }
   }
 }
