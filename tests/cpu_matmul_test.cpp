@@ -225,6 +225,29 @@ TEST(CpuMatmul, KeptPanelsAndRoundedResults) {
   }
 }
 
+// The last rows of a step may be too few for tiles; what is kept of its weight are tiles.
+TEST(CpuMatmul, TilesAreNotPanels) {
+  if (vector_unit() == nullptr) return;
+  const std::shared_ptr<std::byte> scratch = allocate_aligned(kProductScratchBytes);
+  const std::vector<float> lhs(40, 1), rhs(40 * 64, 2), tiles(40 * 64, 1e9f);
+  std::vector<float> out(64);
+  GemmStep step;
+  step.amx = step.vector = step.by_weight = true;
+  step.lhs_ld = 40;
+  step.rhs_ld = step.out_ld = 64;
+  GemmCall call;
+  call.lhs = reinterpret_cast<const std::byte*>(lhs.data());
+  call.rhs = reinterpret_cast<const std::byte*>(rhs.data());
+  call.rhs_packed = reinterpret_cast<const std::byte*>(tiles.data());
+  call.out = reinterpret_cast<std::byte*>(out.data());
+  call.m = 1;
+  call.n = 64;
+  call.k = 40;
+  call.scratch = reinterpret_cast<float*>(scratch.get());
+  run_gemm(step, call);
+  EXPECT_EQ(out, std::vector<float>(64, 80));
+}
+
 // The plan's ways of multiplying agree, for every dtype and layout of operands.
 TEST(CpuMatmul, UnitsAgree) {
   use_single_threaded_blas();

@@ -308,6 +308,29 @@ TEST(TclRows, AwkwardEndsAgreeOrAreRefused) {
   }
 }
 
+// A product's reader may see it under other names, transposed: then it can't be a step of its
+// block.
+TEST(TclRows, ProductUnderOtherNamesAgrees) {
+  Builder b("g");
+  const Value x = b.input("x", {DType::kF32, {6, 6}});
+  const Value p = ops::matmul(x, b.input("a", {DType::kF32, {6, 8}}), {.transpose_lhs = true});
+  const Value q = ops::matmul(x, b.input("b", {DType::kF32, {6, 8}}));
+  b.output("y", ops::add(x, ops::matmul(p, q, {.transpose_rhs = true})));
+  const BackendCase c{"other_names", "", std::move(b).build()};
+  EXPECT_LE(check_blocks(c.graph, random_inputs(c, 7)).worst, 1);
+}
+
+// The second cut has to copy, from what the first one left.
+TEST(TclRows, SlicesOfAPermutedReshapeAgree) {
+  Builder b("g");
+  const Value x = b.input("x", {DType::kF32, {4, 6, 10}});
+  const Value flat = ops::reshape(ops::transpose(x, {1, 0, 2}), {6, 40});
+  const Value other = b.input("z", {DType::kF32, {3, 20}});  // else TCL knew no axis of 3
+  b.output("y", ops::mul(ops::slice(flat, {0, 0}, {3, 20}), other));
+  const BackendCase c{"slices", "", std::move(b).build()};
+  EXPECT_LE(check_blocks(c.graph, random_inputs(c, 7)).worst, 1);
+}
+
 // ---- text ---------------------------------------------------------------------------------------
 
 Graph parsed(const std::string& text) { return parse_graph(text, find_op).take(); }
@@ -375,6 +398,9 @@ TEST(TclText, RefusalsSayWhere) {
        "output \"y\" = %1\n",
        "%1 matmul: an axis of size 6 occurs in no input, and TCL knows sizes from inputs only; got "
        "f32[6,6]"},
+      {"graph g\n%0 = input \"x\" : f32[12,8]\n%1 = matmul(%0, %0) {transpose_rhs=1} : f32[12,12]\n"
+       "%2 = reshape(%1) {shape=[4,3,6,2]} : f32[4,3,6,2]\noutput \"y\" = %2\n",
+       "%1 matmul: two names of one axis do not divide alike; got f32[12,12]"},
       {"graph g\n%0 = input \"x\" : f16[6]\n%1 = exp(%0) : f16[6]\noutput \"y\" = %1\n",
        "%1 exp: TCL blocks compute with bf16 and f32, not f16; got f16[6]"},
       {"graph g\n%0 = input \"x\" : i32[6]\n%1 = one_hot(%0) {depth=3, dtype=\"f32\"} : f32[6,3]\n"
@@ -396,7 +422,8 @@ TEST(TclText, RefusalsSayWhere) {
     EXPECT_EQ(function.error().text(), c.reason);
     // What one node alone makes impossible is said before any part is formed.
     const std::string reason = c.reason;
-    const bool by_axes = reason.find("occurs in no input") != std::string::npos;
+    const bool by_axes = reason.find("occurs in no input") != std::string::npos ||
+                         reason.find("divide alike") != std::string::npos;
     const Graph graph = parsed(c.text);
     const std::optional<std::string> unsupported = tcl_unsupported(graph, 1);
     EXPECT_EQ(unsupported.has_value(), !by_axes) << reason;

@@ -42,6 +42,8 @@ struct Traits {
   // whose products read bf16 weights as they lie.
   int64_t prepack_bytes = 0;
   bool forward_reads_bf16 = false;
+  bool prepack_bf16_only = false;  // weights of other dtypes are not kept
+  bool prepack_exact = false;      // and no result changes a bit
   int64_t memory_bytes = 0;  // of the device, where buffers lie in memory of its own; 0 = unknown
   // Passes of transform/legalise.h, by name, that its compiler needs after the default ones.
   std::vector<std::string> legalise;

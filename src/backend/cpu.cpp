@@ -85,6 +85,7 @@ class CpuBackend : public Backend {
     traits_.prepack = unit == cpu::ProductUnit::kBlas ? Prepack::kNever : Prepack::kByDefault;
     traits_.prepack_bytes = 2;
     traits_.forward_reads_bf16 = unit == cpu::ProductUnit::kAmx;
+    traits_.prepack_bf16_only = traits_.prepack_exact = unit == cpu::ProductUnit::kVector;
   }
   const Traits& traits() const override { return traits_; }
   Result<std::string> compiler_version() override {

@@ -214,7 +214,7 @@ void run_gemm(const GemmStep& step, const GemmCall& call) {
   if (amx) {
     run_amx(step, call, product);
   } else if (vector) {
-    if (call.rhs_packed != nullptr) {
+    if (call.rhs_packed != nullptr && !step.amx) {  // kept as tiles for AMX's share of the step
       product.rhs.data = call.rhs_packed;
       product.rhs.packed_parts = 1;
     }

@@ -8,6 +8,7 @@
 #include "backend/furiosa_blob.h"
 #include "backend/furiosa_device.h"
 #include "backend/furiosa_edf.h"
+#include "backend/furiosa_session.h"
 #include "backend/furiosa_tcc.h"
 #include "backend/tcl_writer.h"
 #include "base/hash.h"
@@ -19,7 +20,6 @@ namespace {
 // Raised when write_tcl writes other texts for the same parts: it is part of the cache key.
 constexpr const char* kTclForm = "1";
 constexpr const char* kDefaultTarget = "renegade-8pe";
-constexpr int kPesOfACard = 8;
 constexpr double kFlopsOfACard = 256e12;  // bf16, by the data sheet, all PEs at kClock
 constexpr double kClock = 1e9;            // assumed: the vendor counts cycles and names no clock
 constexpr double kLaunchSeconds = 10e-6;  // assumed
@@ -208,7 +208,7 @@ class FuriosaBackend : public Backend {
         find_furiosa_target(asked.empty() ? kDefaultTarget : asked);
     if (!target) return std::nullopt;
     const int pes = target.value().pes;
-    return CostRates{kClock, kFlopsOfACard * pes / kPesOfACard, kLinkBytesPerSecond,
+    return CostRates{kClock, kFlopsOfACard * pes / furiosa::kPesOfACard, kLinkBytesPerSecond,
                      std::to_string(pes) + (pes == 1 ? " PE" : " PEs") +
                          ", cycles by the vendor's model of the card, 1 GHz, 10 us a launch and "
                          "20 GB/s to the card assumed"};

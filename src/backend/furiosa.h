@@ -14,7 +14,7 @@ namespace npu {
 Result<std::unique_ptr<Backend>> make_furiosa(std::string_view card);
 
 std::unique_ptr<Backend> make_furiosa_entry();
-// All that is missing for training here: compiler, cross compiler, card. Starts nothing.
+// All that is missing for training here: compiler, cross compiler, card. Opens no card.
 std::optional<Error> probe_furiosa();
 
 }  // namespace npu

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 
 namespace npu::furiosa {
@@ -190,6 +191,9 @@ void Channel::give_up(const std::string& why) {
   lost_why_ = why;  // from here on it is lost
   const ChildResult& end = child_->stop();
   if (by_itself) lost_why_ = end.describe() + during;
+  killed_ = by_itself && end.end == ChildResult::End::kSignaled &&
+            (end.signal == SIGKILL || end.signal == SIGTERM || end.signal == SIGINT ||
+             end.signal == SIGHUP);
   lost_why_ += last_words();
   posted_.clear();
 }

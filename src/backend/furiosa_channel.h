@@ -64,6 +64,8 @@ class Channel {
 
   bool lost() const { return !lost_why_.empty(); }
   const std::string& lost_why() const { return lost_why_; }
+  // It is lost because somebody, or the kernel, killed the worker.
+  bool killed() const { return killed_; }
   // Ends the worker, which is of no more use.
   void give_up(const std::string& why);
 
@@ -96,6 +98,7 @@ class Channel {
   // that a pause of this process is not the worker's.
   double at_work_ = 0, silent_ = 0;
   std::string lost_why_;
+  bool killed_ = false;
   uint64_t half_user_[2] = {0, 0};
 };
 

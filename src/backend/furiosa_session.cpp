@@ -116,6 +116,7 @@ Result<uint64_t> Session::load(LoadCall call) {
   }
   if (!lost()) return error_of(answer, "the part cannot be loaded");
   const std::string why = channel_->lost_why();
+  const bool killed = channel_->killed();
   const bool only_zeros =
       std::ranges::none_of(buffers_, [](const auto& entry) { return entry.second.written; });
   if (!only_zeros) return lost_error();
@@ -123,6 +124,10 @@ Result<uint64_t> Session::load(LoadCall call) {
   if (auto failure = restart()) {
     channel_->give_up("it did not come up again");
     return std::move(*failure);
+  }
+  if (killed) {  // by the kernel, for memory, or by somebody: that says nothing about the part
+    return Error{ErrorKind::kRetriable, where_, "the worker was killed while it loaded a part", why,
+                 "start the command again"};
   }
   return Error{ErrorKind::kBadInput, where_, "the runtime dies of the compiled part", why,
                "the part runs on the host"};

@@ -110,6 +110,13 @@ Error exit_error(const ChildResult& child, std::string_view tcl, const TccJob& j
     return said.find(words) != std::string::npos;
   };
   const std::vector<std::string> lines = lines_of(said);
+  // Faults of this machine say nothing about the part, whatever the compiler makes of them.
+  for (const char* fault : {"(os error 11)", "(os error 12)", "(os error 28)", "No space left",
+                            "memory allocation of", "Resource temporarily unavailable"}) {
+    if (mentions(fault)) {
+      return tcc_error(ErrorKind::kRetriable, "lacks memory, processes or disk", last_words(lines));
+    }
+  }
   if (mentions("cannot load compiler config")) {
     std::string cause = "no word";
     for (size_t i = 0; i + 1 < lines.size(); ++i) {
@@ -146,6 +153,9 @@ std::optional<Error> child_error(const ChildResult& child, std::string_view tcl,
     case ChildResult::End::kExited:
       return exit_error(child, tcl, job);
     case ChildResult::End::kSignaled:
+      if (child.err_tail.find("memory allocation of") != std::string::npos) {
+        return exit_error(child, tcl, job);
+      }
       // Killed from outside, by the kernel for memory or by somebody, or fallen over by itself.
       return tcc_error(child.signal == SIGKILL || child.signal == SIGTERM ? ErrorKind::kRetriable
                                                                           : ErrorKind::kBadInput,

@@ -124,11 +124,7 @@ class Namer {
     for (size_t i = 0; i < layouts_.size(); ++i) {
       const auto id = static_cast<NodeId>(i);
       if (std::optional<std::string> reason = visit(id)) {
-        const Node& node = graph_.node(id);
-        return Error{
-            ErrorKind::kBadInput,
-            "%" + std::to_string(id) + " " + std::string(node.is_input() ? "input" : node.op->name),
-            *reason, node.type.text(), ""};
+        return broken(id, *reason);
       }
     }
     return finished();
@@ -136,6 +132,13 @@ class Namer {
 
  private:
   using Broken = std::optional<std::string>;
+
+  Error broken(NodeId id, const std::string& reason) const {
+    const Node& node = graph_.node(id);
+    const std::string op(node.is_input() ? "input" : node.op->name);
+    return {ErrorKind::kBadInput, "%" + std::to_string(id) + " " + op, reason, node.type.text(),
+            ""};
+  }
 
   const Shape& shape(NodeId id) const { return graph_.node(id).type.shape; }
   Layout& layout(NodeId id) { return layouts_[static_cast<size_t>(id)]; }
@@ -324,13 +327,15 @@ class Namer {
     Atoms from, to;
   };
 
-  Axes finished() {
+  Result<Axes> finished() {
     // Both names of a renamed axis must be split alike; a split may reach further renamings.
     for (bool changed = true; changed;) {
       changed = false;
       for (const Rename& r : renames_) {
         const size_t before = table_.leaves(r.from).size() + table_.leaves(r.to).size();
-        NPU_CHECK(table_.refine(r.from, r.to), "two names of one axis do not divide alike");
+        if (!table_.refine(r.from, r.to)) {
+          return broken(r.user, "two names of one axis do not divide alike");
+        }
         changed |= table_.leaves(r.from).size() + table_.leaves(r.to).size() != before;
       }
     }

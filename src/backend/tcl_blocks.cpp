@@ -275,7 +275,10 @@ class Former {
     for (Item& item : items_) {
       if (item.is_view || item.block.contracts) continue;
       std::vector<NodeId> read;
-      for (const Use& use : item.block.reads) read.push_back(use.node);
+      for (const Use& use : item.block.reads) {
+        // Under other names it is another tensor, which a product within the block is not.
+        if (use.renaming.empty()) read.push_back(use.node);
+      }
       std::sort(read.rbegin(), read.rend());
       for (const NodeId c : read) {
         if (!is(graph_.node(c), "matmul") || rounds(graph_, c) || is_output(c)) continue;

@@ -1,6 +1,6 @@
 // Linearises a cluster of nodes into steps. Where a branch starts that does not use the value just
-// before it, two steps go over: p − p, which is 0 wherever p is finite, plus the branch's first
-// operand. Steps cost next to nothing; another block costs its reads and writes.
+// before it, two steps go over: p − p, which is 0 where p is finite (else NaN), plus the branch's
+// first operand. Steps cost next to nothing; another block costs its reads and writes.
 #include "backend/tcl_chain.h"
 
 #include <algorithm>

@@ -169,12 +169,13 @@ class Arranger {
 
   size_t add_slices(const View& view) {
     size_t source = tensor_of_.at(view.parts.front().node);
-    const Atoms natural = axes_.atoms_of(graph_.node(view.result).inputs[0]);
+    Atoms natural = axes_.atoms_of(graph_.node(view.result).inputs[0]);
     for (const View::Cut& cut : view.cuts) {
       if (!replaced(out_.tensors[source].order, cut.whole, cut.piece)) {
         source = copied(source, out_.tensors[source].dtype, natural);
       }
       const Atoms order = *replaced(out_.tensors[source].order, cut.whole, cut.piece);
+      natural = *replaced(natural, cut.whole, cut.piece);
       Statement statement;
       statement.kind = Statement::Kind::kSlice;
       statement.uses.push_back({source, {}, {}});

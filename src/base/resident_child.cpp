@@ -87,9 +87,11 @@ ResidentChild::Io ResidentChild::pump(std::string_view* to_send, Deadline deadli
       {{state_->socket.ends[1], wanted, 0}, {state_->log.ends[0], POLLIN, 0}}};
   const int wait = milliseconds_until(deadline);
   const int ready = ::poll(fds.data(), fds.size(), wait);
-  if (ready == 0 && std::chrono::steady_clock::now() >= deadline) return Io::kTimedOut;
-  if (ready <= 0) return Io::kOk;
-  if (fds[1].revents != 0) read_log();
+  if (ready > 0 && fds[1].revents != 0) read_log();
+  // A log that never falls silent postpones nothing.
+  if (ready <= 0 || fds[0].revents == 0) {
+    return std::chrono::steady_clock::now() >= deadline ? Io::kTimedOut : Io::kOk;
+  }
   if ((fds[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0 && !read_socket()) return Io::kClosed;
   if (to_send != nullptr && (fds[0].revents & POLLOUT) != 0) {
     const ssize_t sent =

@@ -107,8 +107,13 @@ std::string options_digest(const Options& options, const LoraSpec& lora, int64_t
        << " activations=" << dtype_name(session.graphs.layer.activation_dtype)
        << " weights=" << dtype_name(session.graphs.layer.weight_dtype)
        << " recompute=" << (session.graphs.recompute == Recompute::kNone ? "none" : "layer")
-       << " loss-rows=" << loss_rows_text(session.graphs) << " prepack="
-       << (prepacks(session, make_backend(session.backend).take()->traits()) != nullptr);
+       << " loss-rows=" << loss_rows_text(session.graphs);
+  // Decided by the memory that is free, so it may differ when a run goes on; where it moves no bit
+  // that is nobody's concern.
+  const auto backend = make_backend(session.backend).take();
+  if (!backend->traits().prepack_exact) {
+    text << " prepack=" << (prepacks(session, backend->traits()) != nullptr);
+  }
   for (const int64_t seq_len : seq_lengths(options)) text << " seq-len=" << seq_len;
   for (const char* name :
        {"vocab-chunk", "batch", "accum", "lr", "warmup", "schedule", "weight-decay", "betas", "eps",

@@ -160,7 +160,9 @@ MemoryEstimate estimate_memory(const ModelConfig& config, const ModelGraphs& gra
   memory.weights = (layers * linear_elements + embedding) * weight_bytes +
                    layers * (2 * config.hidden_size * compute_bytes + adapter_elements * 4);
   if (!config.tie_word_embeddings) memory.weights += embedding * weight_bytes;
-  if (prepack != nullptr) {
+  const bool keeps =
+      prepack != nullptr && (!prepack->prepack_bf16_only || o.layer.weight_dtype == DType::kBF16);
+  if (keeps) {
     const bool as_it_lies = prepack->forward_reads_bf16 && o.layer.weight_dtype == DType::kBF16;
     const int64_t directions = (as_it_lies ? 0 : 1) + (o.train ? 1 : 0);
     memory.prepacked = directions * (layers * linear_elements + embedding) * prepack->prepack_bytes;

@@ -196,4 +196,6 @@ def test_smollm2(run, smollm2, examples_data, tmp_path, monkeypatch):
     p = by_policy(report)
     assert report["best"] == min(p, key=lambda name: p[name]["rms"])
     assert report["tokens"] > 200
+    # transformers rounds as hf does: vllm's policy lies further off by more than sums move.
+    assert p["hf"]["mean"] < p["vllm"]["mean"], p
     assert all(0 < gap["mean"] <= gap["rms"] < 0.15 for gap in p.values()), p
