@@ -477,7 +477,7 @@ TEST(Probe, PythonNeedsTheDriversLibrary) {
   FakeCards cards(FakeRuntime::kPython);
   expect_says(probe_furiosa_device().value(), ErrorKind::kBadInput,
               {"the runtime can't be loaded", "librenegade.so"});
-  fs::copy(NPU_FAKE_RUNTIME, cards.folder.path() / "librenegade.so");
+  fs::copy(NPU_FAKE_RUNTIME_LACKING, cards.folder.path() / "librenegade.so");
   cards.variables.set("LD_LIBRARY_PATH", cards.folder.path().string());
   const auto problem = probe_furiosa_device();
   EXPECT_FALSE(problem.has_value()) << problem->text();
