@@ -320,17 +320,6 @@ TEST(TclRows, ProductUnderOtherNamesAgrees) {
   EXPECT_LE(check_blocks(c.graph, random_inputs(c, 7)).worst, 1);
 }
 
-// The second cut has to copy, from what the first one left.
-TEST(TclRows, SlicesOfAPermutedReshapeAgree) {
-  Builder b("g");
-  const Value x = b.input("x", {DType::kF32, {4, 6, 10}});
-  const Value flat = ops::reshape(ops::transpose(x, {1, 0, 2}), {6, 40});
-  const Value other = b.input("z", {DType::kF32, {3, 20}});  // else TCL knew no axis of 3
-  b.output("y", ops::mul(ops::slice(flat, {0, 0}, {3, 20}), other));
-  const BackendCase c{"slices", "", std::move(b).build()};
-  EXPECT_LE(check_blocks(c.graph, random_inputs(c, 7)).worst, 1);
-}
-
 // ---- text ---------------------------------------------------------------------------------------
 
 Graph parsed(const std::string& text) { return parse_graph(text, find_op).take(); }
