@@ -7,6 +7,9 @@
 #include <cstring>
 
 #include "backend/cpu_product.h"
+#if defined(__AVX512F__)
+#include "backend/cpu_transpose.h"
+#endif
 
 namespace npu::cpu::NPU_VECTOR_ISA {
 
@@ -45,37 +48,14 @@ inline constexpr int kBlockRows = 8;  // 16 sums of 32 registers: enough to hide
   _mm256_storeu_si256(static_cast<__m256i*>(to),
                       _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-// kLanes × kLanes words: r[i][j] becomes r[j][i].
+// kLanes × kLanes words: rows[i][j] becomes rows[j][i].
 [[gnu::always_inline]] static inline void transpose(Vector* rows) {
-  __m512i r[16], t[16];
+  __m512i words[16];
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) r[i] = _mm512_castps_si512(rows[i]);
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    rows[i] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i], t[i + 8], 0x88));
-    rows[i + 4] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88));
-    rows[i + 8] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd));
-    rows[i + 12] = _mm512_castsi512_ps(_mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd));
-  }
+  for (int i = 0; i < 16; ++i) words[i] = _mm512_castps_si512(rows[i]);
+  cpu::transpose(words);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) rows[i] = _mm512_castsi512_ps(words[i]);
 }
 
 #else  // AVX2 and FMA

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdlib>
 
+#include "backend/environment.h"
 #include "backend/furiosa_blob.h"
 #include "backend/furiosa_device.h"
 #include "backend/furiosa_edf.h"
@@ -30,11 +31,6 @@ constexpr int64_t kMostInputs = 119;
 // The compiler's search grows steeply with them, launches and memory traffic fall: at 5 a layer of
 // Llama-3.1-8B is 7 launches, forward and backward, at 9 % less speed than whole (docs/furiosa.md).
 constexpr int64_t kContractionsOfAPart = 5;
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 std::string vendor_option(const CompileOptions& options, std::string_view name) {
   for (const auto& [option, value] : options.vendor) {

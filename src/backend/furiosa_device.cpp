@@ -8,6 +8,7 @@
 #include "backend/furiosa_session.h"
 #include "backend/furiosa_setup.h"
 #include "backend/furiosa_tcc.h"
+#include "backend/host_device.h"
 
 namespace npu {
 namespace furiosa {
@@ -166,9 +167,7 @@ Result<std::shared_ptr<Buffer>> CardDevice::adopt(const Tensor& host) {
 
 std::shared_ptr<Buffer> CardDevice::view(std::shared_ptr<Buffer> whole, size_t offset,
                                          size_t bytes) {
-  NPU_CHECK(offset <= whole->bytes() && bytes <= whole->bytes() - offset,
-            "view of " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
-                " leaves a buffer of " + std::to_string(whole->bytes()));
+  check_view(*whole, offset, bytes);
   const CardBuffer& of = ours(*whole);
   return std::make_shared<CardBuffer>(of.memory(), of.offset() + offset, bytes);
 }

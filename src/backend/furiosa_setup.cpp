@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdlib>
 
+#include "backend/environment.h"
 #include "backend/library_search.h"
 #include "base/file.h"
 
@@ -19,11 +20,6 @@ constexpr VendorLibrary kRuntime = {"furiosa", "libdevice_runtime.so", "furiosa/
 constexpr size_t kMostCardFileBytes = 4096;
 constexpr int kMostCards = 64;
 constexpr double kTrySeconds = 60;
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 std::string nodes_directory() {
   const std::string named = environment("NPU_LORA_RNGD_NODES");

@@ -6,9 +6,9 @@
 #include <charconv>
 #include <cmath>
 #include <csignal>
-#include <cstdlib>
 #include <vector>
 
+#include "backend/environment.h"
 #include "backend/furiosa_edf.h"
 #include "base/log.h"
 #include "base/process.h"
@@ -27,11 +27,6 @@ constexpr const char* kInstallCross = "apt install gcc-aarch64-linux-gnu libc6-d
 constexpr size_t kEdfLimit = size_t{1} << 30;
 constexpr size_t kWordsLimit = 300;  // of the compiler's, in one message
 constexpr double kVersionSeconds = 60;
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 bool is_program(const fs::path& path) {
   std::error_code failed;

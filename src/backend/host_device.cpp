@@ -24,6 +24,12 @@ class HostBuffer : public Buffer {
 
 }  // namespace
 
+void check_view(const Buffer& whole, size_t offset, size_t bytes) {
+  NPU_CHECK(offset <= whole.bytes() && bytes <= whole.bytes() - offset,
+            "view of " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+                " leaves a buffer of " + std::to_string(whole.bytes()));
+}
+
 Result<std::shared_ptr<Buffer>> HostDevice::allocate(size_t bytes) {
   try {
     std::shared_ptr<std::byte> memory = allocate_aligned(bytes);
@@ -49,9 +55,7 @@ Result<std::shared_ptr<Buffer>> HostDevice::adopt(const Tensor& host) {
 
 std::shared_ptr<Buffer> HostDevice::view(std::shared_ptr<Buffer> whole, size_t offset,
                                          size_t bytes) {
-  NPU_CHECK(offset <= whole->bytes() && bytes <= whole->bytes() - offset,
-            "view of " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
-                " leaves a buffer of " + std::to_string(whole->bytes()));
+  check_view(*whole, offset, bytes);
   std::byte* const data = whole->host_pointer() + offset;
   return std::make_shared<HostBuffer>(std::move(whole), data, bytes);
 }

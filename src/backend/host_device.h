@@ -7,6 +7,9 @@
 
 namespace npu {
 
+// A window of another buffer that a caller asks a device for lies within it.
+void check_view(const Buffer& whole, size_t offset, size_t bytes);
+
 // Buffers are aligned host memory. submit() of a derived class runs to the end, so wait() has
 // nothing left to do.
 class HostDevice : public Device {

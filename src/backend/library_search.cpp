@@ -3,17 +3,12 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdlib>
 
+#include "backend/environment.h"
 #include "base/process.h"
 
 namespace npu {
 namespace {
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 // Names of `directory`'s entries that start with `prefix`, sorted; none when it cannot be read.
 std::vector<fs::path> entries(const fs::path& directory, std::string_view prefix) {

@@ -11,6 +11,7 @@
 #include "backend/cpu_matmul.h"
 #include "backend/cpu_part.h"
 #include "backend/cpu_run.h"
+#include "backend/host_device.h"
 #include "backend/sim_compile.h"
 #include "ir/text.h"
 
@@ -276,9 +277,7 @@ Result<std::shared_ptr<Buffer>> SimDevice::adopt(const Tensor& host) {
 
 std::shared_ptr<Buffer> SimDevice::view(std::shared_ptr<Buffer> whole, size_t offset,
                                         size_t bytes) {
-  NPU_CHECK(offset <= whole->bytes() && bytes <= whole->bytes() - offset,
-            "view of " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
-                " leaves a buffer of " + std::to_string(whole->bytes()));
+  check_view(*whole, offset, bytes);
   std::byte* const data = data_of(*whole) + offset;
   return std::make_shared<SimBuffer>(std::move(whole), data, bytes, profile_->host_memory);
 }

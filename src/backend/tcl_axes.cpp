@@ -363,6 +363,14 @@ class Namer {
 
 }  // namespace
 
+Atoms renamed(Atoms atoms, const Renaming& renaming) {
+  for (int& leaf : atoms) {
+    const auto found = renaming.find(leaf);
+    if (found != renaming.end()) leaf = found->second;
+  }
+  return atoms;
+}
+
 Result<Axes> name_axes(const Graph& graph) { return Namer(graph).run(); }
 
 }  // namespace npu::tcl

@@ -51,6 +51,8 @@ class AxisTable {
 };
 
 using Renaming = std::map<int, int>;  // leaf → leaf
+// `atoms` under the names that a reader sees.
+Atoms renamed(Atoms atoms, const Renaming& renaming);
 
 struct Axes {
   AxisTable table;

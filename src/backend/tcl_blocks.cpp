@@ -195,12 +195,8 @@ class Former {
       const auto dim = static_cast<size_t>(node.attrs.integer("axis"));
       view.whole = result[dim];
       for (size_t i = 0; i < node.inputs.size(); ++i) {
-        Atoms piece = axes_.layouts[static_cast<size_t>(node.inputs[i])][dim];
-        for (int& leaf : piece) {
-          const auto renamed = view.parts[i].renaming.find(leaf);
-          if (renamed != view.parts[i].renaming.end()) leaf = renamed->second;
-        }
-        view.pieces.push_back(std::move(piece));
+        const Atoms& piece = axes_.layouts[static_cast<size_t>(node.inputs[i])][dim];
+        view.pieces.push_back(renamed(piece, view.parts[i].renaming));
       }
       return view;
     }

@@ -13,6 +13,11 @@ namespace {
 
 using Leaves = std::set<int>;
 
+Leaves leaves_of(const Axes& axes, const Use& use) {
+  const Atoms atoms = renamed(axes.atoms_of(use.node), use.renaming);
+  return {atoms.begin(), atoms.end()};
+}
+
 class ChainBuilder {
  public:
   ChainBuilder(const ChainRequest& request, NodeId main, const Renaming* main_renaming)
@@ -69,13 +74,7 @@ class ChainBuilder {
   Leaves shape(const Operand& operand) const {
     if (operand.kind == Operand::Kind::kConstant) return {};
     if (operand.kind == Operand::Kind::kStep) return shapes_[static_cast<size_t>(operand.index)];
-    const Use& use = block_.reads[static_cast<size_t>(operand.index)];
-    Leaves out;
-    for (const int leaf : r_.axes->atoms_of(use.node)) {
-      const auto renamed = use.renaming.find(leaf);
-      out.insert(renamed == use.renaming.end() ? leaf : renamed->second);
-    }
-    return out;
+    return leaves_of(*r_.axes, block_.reads[static_cast<size_t>(operand.index)]);
   }
 
   Operand push(std::string op, std::vector<Operand> operands, Atoms reduced = {}) {
@@ -228,15 +227,6 @@ void collect(const ChainRequest& r, NodeId id, Cluster& out) {
       out.reads.push_back(std::move(use));
     }
   }
-}
-
-Leaves leaves_of(const Axes& axes, const Use& use) {
-  Leaves out;
-  for (const int leaf : axes.atoms_of(use.node)) {
-    const auto renamed = use.renaming.find(leaf);
-    out.insert(renamed == use.renaming.end() ? leaf : renamed->second);
-  }
-  return out;
 }
 
 // After a contraction tensors come first, then numbers and unary steps.

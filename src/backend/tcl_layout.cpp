@@ -10,14 +10,6 @@
 namespace npu::tcl {
 namespace {
 
-Atoms renamed(Atoms atoms, const Renaming& renaming) {
-  for (int& leaf : atoms) {
-    const auto found = renaming.find(leaf);
-    if (found != renaming.end()) leaf = found->second;
-  }
-  return atoms;
-}
-
 // `order` with the neighbours `whole` replaced by `piece`; nothing when they are not neighbours.
 std::optional<Atoms> replaced(const Atoms& order, const Atoms& whole, const Atoms& piece) {
   const auto at = std::search(order.begin(), order.end(), whole.begin(), whole.end());

@@ -7,14 +7,6 @@
 namespace npu::tcl {
 namespace {
 
-Atoms renamed(Atoms atoms, const Renaming& renaming) {
-  for (int& leaf : atoms) {
-    const auto found = renaming.find(leaf);
-    if (found != renaming.end()) leaf = found->second;
-  }
-  return atoms;
-}
-
 // Cuts `order` at every boundary that `together` does not forbid.
 template <class Together>
 std::vector<Run> cut(const Atoms& order, const Together& together) {

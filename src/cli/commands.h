@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/environment.h"
 #include "cli/options.h"
 #include "io/dataset.h"
 #include "io/hf_model.h"
@@ -36,9 +37,6 @@ struct Command {
 const std::vector<Command>& command_table();
 
 // ---- what several commands need (src/cli/setup.cpp) --------------------------------------------
-
-// A variable of this process's environment; "" when it is not set.
-std::string environment(const char* name);
 
 // Where models named by a hub id are looked for, in order.
 std::vector<fs::path> hub_roots();

@@ -65,11 +65,6 @@ std::map<std::string, std::string, std::less<>> given_vendor_options(const Optio
 
 }  // namespace
 
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 std::vector<fs::path> hub_roots() {
   std::vector<fs::path> roots;
   if (const std::string hub = environment("HF_HUB_CACHE"); !hub.empty()) roots.emplace_back(hub);
