@@ -3,7 +3,7 @@
 // takes.
 //
 //   cpu_bench --benchmark_filter='forward/512'
-//   cpu_bench --steps            (one line per step, slowest first)
+//   cpu_bench --steps [bf16]     (one line per step, slowest first)
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -38,10 +38,11 @@ ModelConfig smollm2() {
 
 enum class Part { kForward, kBackward, kLoss };
 
-Graph part_graph(Part part, int64_t seq_len) {
+Graph part_graph(Part part, int64_t seq_len, DType dtype) {
   LayerOptions options;
   options.seq_len = seq_len;
   options.weight_dtype = DType::kBF16;
+  options.activation_dtype = dtype;
   if (part == Part::kLoss) {
     return run_passes(ce_grad(smollm2(), options, seq_len, 8192), default_passes());
   }
@@ -85,8 +86,22 @@ class Loaded {
     } else if (type.dtype == DType::kBF16) {
       for (uint16_t& bits : tensor.mutable_values<uint16_t>()) bits = bf16_from_f32(next());
     }
+    if (name == "mask") close_future(tensor);
     list.push_back(tensor.mutable_data());
     tensors_.push_back(std::move(tensor));
+  }
+
+  // The causal mask [1,1,S,S] of one document.
+  static void close_future(Tensor& mask) {
+    const int64_t seq_len = mask.shape().back();
+    const auto fill = [&](auto values, auto closed) {
+      for (int64_t i = 0; i < seq_len * seq_len; ++i) {
+        values[static_cast<size_t>(i)] = i % seq_len > i / seq_len ? closed : 0;
+      }
+    };
+    const auto closed = static_cast<float>(mask_value(mask.dtype()));
+    if (mask.dtype() == DType::kF32) return fill(mask.mutable_values<float>(), closed);
+    fill(mask.mutable_values<uint16_t>(), bf16_from_f32(closed));
   }
 
   void add_packed(const cpu::PackedWeight& weight) {
@@ -127,7 +142,7 @@ std::vector<double> least_step_seconds(Loaded& loaded, int calls) {
 
 void run_part(benchmark::State& state, Part part, cpu::ProductUnit unit) {
   if (unit > cpu::best_product_unit()) return state.SkipWithError("this CPU has no such unit");
-  Loaded loaded(part_graph(part, state.range(0)), unit);
+  Loaded loaded(part_graph(part, state.range(0), DType::kF32), unit);
   loaded.run();
   for (auto _ : state) loaded.run();
   const double flops = loaded.graph().contraction_flops();
@@ -156,12 +171,12 @@ void run_square(benchmark::State& state, cpu::ProductUnit unit) {
       benchmark::Counter::kIsRate);
 }
 
-void print_steps() {
+void print_steps(DType dtype) {
   for (const auto& [name, part] : {std::pair("forward", Part::kForward),
                                    {"backward", Part::kBackward},
                                    {"loss", Part::kLoss}}) {
     for (const int64_t seq_len : {128, 512}) {
-      Loaded loaded(part_graph(part, seq_len), cpu::best_product_unit());
+      Loaded loaded(part_graph(part, seq_len, dtype), cpu::best_product_unit());
       const std::vector<double> seconds = least_step_seconds(loaded, 30);
       std::vector<size_t> order(seconds.size());
       for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -173,7 +188,7 @@ void print_steps() {
         const cpu::Step& step = loaded.runner().plan().steps[i];
         const std::string text = step_text(loaded.runner().plan(), step);
         std::printf("%8.3f %6.0f  %s\n", 1e3 * seconds[i], 1e-9 * step_flops(step) / seconds[i],
-                    text.substr(0, text.find('\n')).c_str());
+                    text.c_str());
       }
     }
   }
@@ -201,7 +216,8 @@ void register_all() {
 
 int main(int argc, char** argv) {
   if (argc > 1 && std::strcmp(argv[1], "--steps") == 0) {
-    npu::print_steps();
+    const bool bf16 = argc > 2 && std::strcmp(argv[2], "bf16") == 0;
+    npu::print_steps(bf16 ? npu::DType::kBF16 : npu::DType::kF32);
     return 0;
   }
   benchmark::Initialize(&argc, argv);

@@ -316,6 +316,35 @@ TEST(CpuPlan, LayerBackwardHasNoKernels) {
   EXPECT_EQ(count<KernelStep>(plan), 0) << plan_text(plan);
 }
 
+// In bf16 what is widened is not copied, and what is rounded is rounded by the op that makes it or
+// on its way to memory.
+TEST(CpuPlan, RoundingTakesNoPassOfItsOwn) {
+  LayerOptions options = layer_options(128);
+  options.activation_dtype = options.weight_dtype = DType::kBF16;
+  std::vector<std::string> wrt = trained_inputs(options.lora);
+  wrt.insert(wrt.begin(), "x");
+  const Graph joint =
+      run_passes(vjp(layer_forward(smollm2(), options), {"y"}, wrt).take(), default_passes());
+  const ForwardBackward split = split_joint(joint, 1, Recompute::kNone);
+  for (const Graph* const graph : {&split.forward, &split.backward}) {
+    const Plan plan = make_plan(*graph, ProductUnit::kAmx);
+    const std::string text = plan_text(plan);
+    EXPECT_NE(text.find("= store.rounded.bf16("), std::string::npos) << text;
+    EXPECT_NE(text.find("= mul.bf16("), std::string::npos) << text;
+    for (const Step& step : plan.steps) {
+      const auto* loop = std::get_if<LoopStep>(&step.work);
+      if (loop == nullptr) continue;
+      for (const LoopOp& op : loop->program) {
+        const bool moves = op.name == "copy" && op.dst.where == LoopArg::Where::kRegister &&
+                           op.src[0].where == LoopArg::Where::kRegister;
+        const size_t to = static_cast<size_t>(op.dst.index);
+        EXPECT_FALSE(moves && loop->register_cols[to] == op.cols)  // a concat fills it by parts
+            << step_text(plan, step);
+      }
+    }
+  }
+}
+
 // Attention's scores, softmax and mix are one stage: a thread takes a band of rows through all
 // three.
 TEST(CpuPlan, AttentionIsOneStage) {

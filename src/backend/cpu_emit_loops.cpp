@@ -9,7 +9,7 @@ namespace npu::cpu {
 namespace {
 
 // Cells of registers and memory that a block of rows should touch: half of a 32 KiB L1 cache.
-constexpr int64_t kBlockCells = 4096;
+constexpr int64_t kBlockCells = 8192;
 constexpr int64_t kMaxBlockRows = 256;
 // Rows longer than this are cut in columns where no op looks along the row.
 constexpr int64_t kLongRow = 2048;
@@ -35,6 +35,7 @@ class LoopEmitter {
       emit_node(id);
       if (needs_copy_ >= 0) return needs_copy_;
     }
+    join_stores();
     cut_long_rows();
     std::vector<Factors> rows;
     for (const RowAccess& access : accesses_) rows.push_back(access.rows);
@@ -199,31 +200,57 @@ class LoopEmitter {
 
   void emit_node(NodeId id) {
     const Node& node = context_.graph.node(id);
-    const LoopArg dst = destination(id);
-    emit_op(id, node, dst);
+    if (const auto same = widened(id)) {
+      held_[id] = *same;
+      return;
+    }
     if (needs_copy_ >= 0) return;
+    const LoopArg dst = destination(id);
     const std::string dtype(dtype_name(node.type.dtype));
     const bool narrow = node.type.dtype == DType::kBF16 || node.type.dtype == DType::kF16;
-    if (narrow && rounds(node.op->name)) {
-      emit("round." + dtype, dst, {dst}, dst.cols);
-    }
+    emit_op(id, node, dst, narrow && rounds(node.op->name) ? "." + dtype : "");
+    if (needs_copy_ >= 0) return;
     held_[id] = dst;
     if (stored(id) && !is_cell(node.type.dtype)) {
       emit("store." + dtype, stored_rows(id), {dst}, dst.cols);
     }
   }
 
-  void emit_op(NodeId id, const Node& node, const LoopArg& dst) {
+  // The register of a value that is widened: it holds f32 already.
+  std::optional<LoopArg> widened(NodeId id) {
+    const Node& node = context_.graph.node(id);
+    if (node.op->name != "convert" || stored(id) || node.type.dtype != DType::kF32 ||
+        loop_name(node) != "copy" || constant_behind(context_.graph, node.inputs[0])) {
+      return std::nullopt;
+    }
+    const LoopArg src = operand(node.inputs[0], node.type.shape);
+    const bool whole = src.where == Where::kRegister && src.cols == column_count(node.type);
+    return needs_copy_ < 0 && whole ? std::optional(src) : std::nullopt;
+  }
+
+  // `rounding` is ".T" where the f32 result is to be rounded to T.
+  void emit_op(NodeId id, const Node& node, const LoopArg& dst, const std::string& rounding) {
     const std::string_view op = node.op->name;
     const int64_t cols = column_count(node.type);
     if (op == "constant") return emit("copy", dst, {constant_number(node)}, cols);
-    if (op == "reduce_sum" || op == "reduce_max") return emit_reduce(node, dst);
     if (op == "concat") return emit_concat(node, dst);
     if (op == "pad") return emit_pad(node, dst);
     if (op == "one_hot") return emit_one_hot(id, dst);
+    if (op == "reduce_sum" || op == "reduce_max") {
+      emit_reduce(node, dst);
+      if (needs_copy_ < 0 && !rounding.empty()) emit("round" + rounding, dst, {dst}, cols);
+      return;
+    }
     std::vector<LoopArg> src;
     for (const NodeId input : node.inputs) src.push_back(operand(input, node.type.shape));
-    if (needs_copy_ < 0) emit(loop_name(node), dst, std::move(src), cols);
+    if (needs_copy_ >= 0) return;
+    const std::string name = loop_name(node);
+    if (name == "copy" && !rounding.empty()) return emit("round" + rounding, dst, src, cols);
+    if (rounding.empty() || find_loop((name + rounding).c_str()) != nullptr) {
+      return emit(name + rounding, dst, std::move(src), cols);
+    }
+    emit(name, dst, std::move(src), cols);
+    emit("round" + rounding, dst, {dst}, cols);
   }
 
   std::string loop_name(const Node& node) const {
@@ -290,6 +317,36 @@ class LoopEmitter {
       src = memory_operand(indices, view.offset, view.dims[0], {});
     }
     emit("one_hot", dst, {src}, column_count(type(id)));
+  }
+
+  // A value that is rounded for its store alone is rounded on the way.
+  void join_stores() {
+    std::vector<LoopOp>& program = loop_.program;
+    for (size_t i = 1; i < program.size(); ++i) {
+      const LoopOp &round = program[i - 1], &store = program[i];
+      if (!store.name.starts_with("store.") || round.name != "round" + store.name.substr(5)) {
+        continue;
+      }
+      const LoopArg value = round.dst;
+      const auto is_value = [&](const LoopArg& arg) {
+        return arg.where == Where::kRegister && arg.index == value.index;
+      };
+      const auto read_later = [&](const LoopOp& op) {
+        return is_value(op.dst) || std::any_of(op.src.begin(), op.src.end(), is_value);
+      };
+      const auto later = program.begin() + static_cast<std::ptrdiff_t>(i) + 1;
+      if (!is_value(store.src[0]) || round.src[0].cols != store.cols || round.cols != store.cols ||
+          std::any_of(later, program.end(), read_later)) {
+        continue;
+      }
+      const LoopFn joined = find_loop(("store.rounded" + store.name.substr(5)).c_str());
+      if (joined == nullptr) continue;
+      program[i].fn = joined;
+      program[i].name = "store.rounded" + store.name.substr(5);
+      program[i].src = round.src;
+      program.erase(program.begin() + static_cast<std::ptrdiff_t>(i) - 1);
+      --i;
+    }
   }
 
   // ---- columns ---------------------------------------------------------------------------------

@@ -138,6 +138,13 @@ struct RoundBf16 {
 struct RoundF16 {
   static float of(float x) { return round_f16(x); }
 };
+template <class F>
+struct RoundedBf16 {
+  template <class... T>
+  static float of(T... x) {
+    return round_bf16(F::of(x...));
+  }
+};
 struct NonZero {
   static float of(float x) { return x != 0.0f ? 1.0f : 0.0f; }
 };
@@ -305,6 +312,9 @@ struct StoreBf16 {
     return static_cast<uint16_t>(__builtin_bit_cast(uint32_t, x) >> 16);
   }
 };
+struct StoreRoundedBf16 {
+  static uint16_t of(float x) { return StoreBf16::of(round_bf16(x)); }
+};
 struct StoreF16 {
   static uint16_t of(float x) { return f16_of_f32(x); }
 };
@@ -377,6 +387,12 @@ constexpr LoopRow kRows[] = {
     unary_row<Sqrt>("sqrt"),
     unary_row<Rsqrt>("rsqrt"),
     unary_row<Sigmoid>("sigmoid"),
+    binary_row<RoundedBf16<Add>>("add.bf16"),
+    binary_row<RoundedBf16<Sub>>("sub.bf16"),
+    binary_row<RoundedBf16<Mul>>("mul.bf16"),
+    binary_row<RoundedBf16<Div>>("div.bf16"),
+    unary_row<RoundedBf16<Exp>>("exp.bf16"),
+    unary_row<RoundedBf16<Sigmoid>>("sigmoid.bf16"),
     ternary_row<Select>("select"),
     binary_row<Eq>("compare.eq"),
     binary_row<Ne>("compare.ne"),
@@ -405,6 +421,7 @@ constexpr LoopRow kRows[] = {
     {"load.f16", {load<uint16_t, LoadF16>}},
     {"load.pred", {load<uint8_t, LoadPred>}},
     {"store.bf16", {store<uint16_t, StoreBf16>}},
+    {"store.rounded.bf16", {store<uint16_t, StoreRoundedBf16>}},
     {"store.f16", {store<uint16_t, StoreF16>}},
     {"store.pred", {store<uint8_t, StorePred>}},
 };

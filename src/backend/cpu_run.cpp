@@ -69,16 +69,18 @@ void Workspace::reserve(const Plan& plan) {
 
 PlanRunner::PlanRunner(Plan plan, int threads)
     : plan_(std::move(plan)), stages_(plan_.stages.size()), threads_(static_cast<size_t>(threads)) {
-  size_t operands = 0;
+  size_t operands = 0, ops = 0;
   for (const Step& step : plan_.steps) {
     if (const auto* loop = std::get_if<LoopStep>(&step.work)) {
       operands = std::max(operands, loop->memory.size());
+      ops = std::max(ops, loop->program.size());
     }
   }
   for (ThreadState& thread : threads_) {
     thread.bases.resize(plan_.storages.size());
     thread.rows.resize(operands);
     thread.row_bytes.resize(operands);
+    thread.calls.resize(ops);
     thread.seconds.resize(plan_.steps.size());
   }
 }
@@ -287,31 +289,34 @@ void PlanRunner::run_loops(const LoopStep& step, int64_t first, int64_t last, si
     for (size_t i = 0; i < step.memory.size(); ++i) {
       state.rows[i] = row_address(step.space, step.memory[i], run, thread);
     }
+    prepare_calls(step, thread);
     for (int64_t row = 0; row < rows; row += step.block_rows) {
-      run_block(step, std::min(step.block_rows, rows - row), row, thread);
+      const int64_t block = std::min(step.block_rows, rows - row);
+      run_block(step, block, thread);
+      if (state.role == Window::Role::kColumns) fill_closed(step, block, row, thread);
     }
   });
 }
 
-// `rows` rows that begin `row` rows after the addresses in the thread's state.
-void PlanRunner::run_block(const LoopStep& step, int64_t rows, int64_t row, size_t thread) {
-  const ThreadState& state = threads_[thread];
+// The calls of the program for rows from the addresses in the thread's state on.
+void PlanRunner::prepare_calls(const LoopStep& step, size_t thread) {
+  ThreadState& state = threads_[thread];
   float* const registers = workspace_->scratch(thread);
   const bool windowed = state.role == Window::Role::kColumns;
-  const auto first_column = [&](const LoopArg& arg) {
-    return arg.column + (windowed && arg.cols == state.window->cols ? state.open.first : 0);
-  };
-  const auto resolve = [&](const LoopArg& arg, int64_t& stride) -> const void* {
+  const auto resolve = [&](const LoopArg& arg, int64_t& stride, int64_t& row_bytes) -> const void* {
     const size_t index = static_cast<size_t>(arg.index);
+    const int64_t column =
+        arg.column + (windowed && arg.cols == state.window->cols ? state.open.first : 0);
+    row_bytes = 0;
     switch (arg.where) {
       case Where::kRegister:
         stride = step.register_cols[index];
-        return registers + step.register_start[index] * step.block_rows + first_column(arg);
+        return registers + step.register_start[index] * step.block_rows + column;
       case Where::kMemory: {
         const Access& access = step.memory[index];
         stride = access.inner_stride();
-        return state.rows[index] + row * state.row_bytes[index] +
-               first_column(arg) * element_bytes(access);
+        row_bytes = state.row_bytes[index];
+        return state.rows[index] + column * element_bytes(access);
       }
       case Where::kNumber:
         break;
@@ -319,22 +324,42 @@ void PlanRunner::run_block(const LoopStep& step, int64_t rows, int64_t row, size
     stride = 0;
     return &step.numbers[index];
   };
-  for (const LoopOp& op : step.program) {
-    LoopCall call;
-    call.dst = const_cast<void*>(resolve(op.dst, call.dst_stride));
-    for (size_t i = 0; i < op.src.size(); ++i) call.src[i] = resolve(op.src[i], call.src_stride[i]);
-    call.step = op.step;
-    if (windowed && op.cols == state.window->cols) {
-      call.rows = rows;
-      call.cols = state.open.count();
-      op.fn(call);
-      continue;
+  for (size_t o = 0; o < step.program.size(); ++o) {
+    const LoopOp& op = step.program[o];
+    PreparedCall& prepared = state.calls[o];
+    LoopCall& call = prepared.call;
+    call.dst = const_cast<void*>(resolve(op.dst, call.dst_stride, prepared.dst_row_bytes));
+    prepared.operands = op.src.size();
+    for (size_t i = 0; i < op.src.size(); ++i) {
+      call.src[i] = resolve(op.src[i], call.src_stride[i], prepared.src_row_bytes[i]);
     }
-    call.rows = op.flat ? 1 : rows;
-    call.cols = op.flat ? rows * op.cols : op.cols;
-    op.fn(call);
+    call.step = op.step;
+    const bool narrowed = windowed && op.cols == state.window->cols;
+    call.cols = narrowed ? state.open.count() : op.cols;
+    prepared.flat = op.flat && !narrowed;
   }
-  if (windowed) fill_closed(step, rows, row, thread);
+}
+
+// The next `rows` rows.
+void PlanRunner::run_block(const LoopStep& step, int64_t rows, size_t thread) {
+  ThreadState& state = threads_[thread];
+  for (size_t o = 0; o < step.program.size(); ++o) {
+    PreparedCall& prepared = state.calls[o];
+    LoopCall& call = prepared.call;
+    if (prepared.flat) {
+      LoopCall flat = call;
+      flat.rows = 1;
+      flat.cols = rows * call.cols;
+      step.program[o].fn(flat);
+    } else {
+      call.rows = rows;
+      step.program[o].fn(call);
+    }
+    call.dst = static_cast<std::byte*>(call.dst) + rows * prepared.dst_row_bytes;
+    for (size_t i = 0; i < prepared.operands; ++i) {
+      call.src[i] = static_cast<const std::byte*>(call.src[i]) + rows * prepared.src_row_bytes[i];
+    }
+  }
 }
 
 // What the loop's results hold where the window is closed.

@@ -51,10 +51,18 @@ class PlanRunner {
     std::atomic<int64_t> next = 0;
     alignas(64) std::atomic<int32_t> done = 0;
   };
+  // A loop's call for the block of rows at hand, and how far its operands move from row to row.
+  struct PreparedCall {
+    LoopCall call;
+    int64_t dst_row_bytes, src_row_bytes[3];
+    size_t operands;
+    bool flat;  // rows lie one after the other: one row of all cells
+  };
   struct alignas(64) ThreadState {
     std::vector<std::byte*> bases;       // by storage
     std::vector<const std::byte*> rows;  // by memory operand of the loop step at hand
     std::vector<int64_t> row_bytes;
+    std::vector<PreparedCall> calls;  // by op of the loop step at hand
     std::vector<double> seconds;
     // Of the chunk and the step at hand.
     ColumnRange open;
@@ -68,7 +76,8 @@ class PlanRunner {
   ColumnRange open_columns(const Window& window, int64_t first, int64_t last, size_t thread) const;
   void run_step(const Step& step, int64_t chunk, size_t thread);
   void run_loops(const LoopStep& step, int64_t first, int64_t last, size_t thread);
-  void run_block(const LoopStep& step, int64_t rows, int64_t row, size_t thread);
+  void prepare_calls(const LoopStep& step, size_t thread);
+  void run_block(const LoopStep& step, int64_t rows, size_t thread);
   void fill_closed(const LoopStep& step, int64_t rows, int64_t row, size_t thread);
   void run_gemm_rows(const Step& step, int64_t chunk, size_t thread);
   void run_pack_rows(const Step& step, int64_t chunk, size_t thread);

@@ -54,6 +54,8 @@ MaybeBeyond beyond_of(std::string_view op, const std::vector<Beyond>& src) {
       op.starts_with("round.")) {
     return src[0];
   }
+  // An op and the rounding of its result.
+  if (op.ends_with(".bf16")) return beyond_of(op.substr(0, op.size() - 5), src);
   if (op == "mul" && (is(0, Beyond::kZero) || is(1, Beyond::kZero))) return Beyond::kZero;
   if ((op == "div" || op == "neg") && is(0, Beyond::kZero)) return Beyond::kZero;
   if (op == "exp" && closed(src[0])) return Beyond::kZero;
