@@ -345,6 +345,30 @@ TEST(CpuPlan, RoundingTakesNoPassOfItsOwn) {
   }
 }
 
+// Products of one input are one stage, wherever their order does not matter.
+TEST(CpuPlan, ProductsOfOneInputAreSideBySide) {
+  LayerOptions options = layer_options(128);
+  options.lora.targets = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"};
+  const Plan plan = make_plan(layer_forward(smollm2(), options), ProductUnit::kVector);
+  std::vector<std::vector<int64_t>> widths;
+  for (const Stage& stage : plan.stages) {
+    if (!stage.side_by_side) continue;
+    int64_t chunks = 0;
+    widths.emplace_back();
+    for (size_t i = stage.first; i < stage.last; ++i) {
+      widths.back().push_back(std::get<GemmStep>(plan.steps[i].work).n);
+      chunks += plan.steps[i].chunks();
+    }
+    EXPECT_EQ(plan.chunks(stage), chunks);
+  }
+  const std::vector<std::vector<int64_t>> expected = {
+      {192, 16, 192, 16, 576, 16},  // of the norm: k, v, q, each with its lora_A
+      {192, 192},                   // lora_B of k and v
+      {1536, 16, 1536, 16},         // of the second norm: gate and up
+      {1536, 1536}};
+  EXPECT_EQ(widths, expected) << plan_text(plan);
+}
+
 // Attention's scores, softmax and mix are one stage: a thread takes a band of rows through all
 // three.
 TEST(CpuPlan, AttentionIsOneStage) {

@@ -10,6 +10,7 @@
 #include "backend/cpu_emit.h"
 #include "backend/cpu_matmul.h"
 #include "backend/cpu_packs.h"
+#include "backend/cpu_side_by_side.h"
 #include "backend/cpu_touch.h"
 #include "backend/cpu_window.h"
 #include "ops/table.h"
@@ -35,6 +36,7 @@ class Planner {
     }
     plan_packs(plan_);
     build_stages();
+    join_products(plan_);
     find_windows(plan_);
     size_scratch();
     find_lives();
@@ -177,7 +179,7 @@ class Planner {
       if (!plan_.stages.empty() && joins(plan_.stages.back(), i)) {
         plan_.stages.back().last = i + 1;
       } else {
-        plan_.stages.push_back({i, i + 1, {}, std::nullopt});
+        plan_.stages.push_back({i, i + 1, false, {}, std::nullopt});
       }
     }
   }
@@ -237,7 +239,7 @@ class Planner {
   void place_locals() {
     const size_t scratch = aligned(plan_.scratch_bytes);
     for (Stage& stage : plan_.stages) {
-      if (stage.last - stage.first < 2) continue;
+      if (stage.last - stage.first < 2 || stage.side_by_side) continue;
       size_t bytes = 0;
       for (size_t i = stage.first; i < stage.last; ++i) {
         const Step& step = plan_.steps[i];
@@ -325,6 +327,13 @@ class Planner {
 };
 
 }  // namespace
+
+int64_t Plan::chunks(const Stage& stage) const {
+  if (!stage.side_by_side) return steps[stage.first].chunks();
+  int64_t sum = 0;
+  for (size_t i = stage.first; i < stage.last; ++i) sum += steps[i].chunks();
+  return sum;
+}
 
 Plan make_plan(const Graph& graph, ProductUnit best) { return Planner(graph, best).run(); }
 

@@ -173,11 +173,13 @@ struct Window {
   std::vector<int> zeros, masks;
 };
 
-// Steps that a thread runs one after the other on a chunk of rows, with no barrier between them:
-// each reads of the ones before only the rows of its own chunk.
+// Steps with no barrier between them. Either a thread runs them one after the other on a chunk of
+// rows, and each reads of the ones before only the rows of its own chunk; or they are side by side:
+// none touches what another writes, and threads share out the chunks of all of them.
 struct Stage {
   size_t first = 0, last = 0;  // steps [first, last)
-  std::vector<int> locals;     // storages of kind kLocal
+  bool side_by_side = false;
+  std::vector<int> locals;  // storages of kind kLocal
   std::optional<Window> window;
 };
 
@@ -185,6 +187,7 @@ struct Plan {
   std::vector<Storage> storages;
   std::vector<Step> steps;
   std::vector<Stage> stages;
+  int64_t chunks(const Stage& stage) const;
   std::vector<PackedWeight> weights;
   size_t arena_bytes = 0;
   size_t scratch_bytes = 0;  // per thread, local storages included

@@ -90,8 +90,8 @@ std::string plan_text(const Plan& plan) {
                      std::to_string(plan.scratch_bytes) + " bytes per thread\n";
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const Stage& stage = plan.stages[s];
-    text += "stage " + std::to_string(s) + ": " + std::to_string(plan.steps[stage.first].chunks()) +
-            " chunks" + window_text(plan, stage) + "\n";
+    text += "stage " + std::to_string(s) + ": " + std::to_string(plan.chunks(stage)) + " chunks" +
+            (stage.side_by_side ? " side by side" : "") + window_text(plan, stage) + "\n";
     for (size_t i = stage.first; i < stage.last; ++i) {
       text += "    " + step_text(plan, plan.steps[i]) + "\n";
     }

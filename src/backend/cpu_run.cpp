@@ -124,7 +124,7 @@ void PlanRunner::work(size_t thread) {
   for (size_t s = 0; s < stages_.size(); ++s) {
     const Stage& stage = plan_.stages[s];
     StageState& state = stages_[s];
-    const int64_t chunks = plan_.steps[stage.first].chunks();
+    const int64_t chunks = plan_.chunks(stage);
     const int64_t threads = static_cast<int64_t>(threads_.size());
     int64_t ticket = 0;
     while ((ticket = state.next.fetch_add(1, std::memory_order_relaxed)) < chunks) {
@@ -160,17 +160,27 @@ void PlanRunner::run_chunk(const Stage& stage, int64_t chunk, size_t thread) {
       state.open =
           open_columns(*stage.window, first, std::min(step.rows, first + step.chunk_rows), thread);
     }
+    if (stage.side_by_side) {
+      size_t step = stage.first;
+      for (; chunk >= plan_.steps[step].chunks(); ++step) chunk -= plan_.steps[step].chunks();
+      run_timed(step, chunk, thread);
+      return;
+    }
     for (size_t i = stage.first; i < stage.last; ++i) {
       if (stage.window) state.role = stage.window->roles[i - stage.first];
-      const double start = timed_ ? thread_seconds() : 0;
-      run_step(plan_.steps[i], chunk, thread);
-      if (timed_) threads_[thread].seconds[i] += thread_seconds() - start;
+      run_timed(i, chunk, thread);
     }
   } catch (...) {
     failed_.store(true, std::memory_order_relaxed);  // the others only count the chunks down
     const std::lock_guard lock(mutex_);
     if (!exception_) exception_ = std::current_exception();
   }
+}
+
+void PlanRunner::run_timed(size_t step, int64_t chunk, size_t thread) {
+  const double start = timed_ ? thread_seconds() : 0;
+  run_step(plan_.steps[step], chunk, thread);
+  if (timed_) threads_[thread].seconds[step] += thread_seconds() - start;
 }
 
 ColumnRange PlanRunner::open_columns(const Window& window, int64_t first, int64_t last,

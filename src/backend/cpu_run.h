@@ -74,6 +74,7 @@ class PlanRunner {
   void run_chunk(const Stage& stage, int64_t chunk, size_t thread);
   // The columns that are open in any of rows [first, last).
   ColumnRange open_columns(const Window& window, int64_t first, int64_t last, size_t thread) const;
+  void run_timed(size_t step, int64_t chunk, size_t thread);
   void run_step(const Step& step, int64_t chunk, size_t thread);
   void run_loops(const LoopStep& step, int64_t first, int64_t last, size_t thread);
   void prepare_calls(const LoopStep& step, size_t thread);
