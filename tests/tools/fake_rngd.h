@@ -1,6 +1,7 @@
 // The stand-ins for FuriosaAI's runtimes: what their EDF is, and how they misbehave.
 //
 // FAKE_RNGD_COMPUTE  the program that computes (fake_rngd_compute)
+// FAKE_RNGD_THREADS  its threads; 1 without it
 // FAKE_RNGD_MODE     one of the misbehaviours below
 // FAKE_RNGD_ONLY     it concerns parts whose EDF contains this; all without it
 // FAKE_RNGD_CALL     it concerns this call of such a part, counted from 1; all without it
