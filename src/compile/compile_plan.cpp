@@ -156,6 +156,7 @@ class PlanCompiler {
     if (misses == 0) return;
     if (auto problem = backend_.cannot_compile(options_)) throw UserError(std::move(*problem));
     in_child_ = !settings_.worker.empty() && !backend_.compiles_in_process();
+    if (in_child_) remove_abandoned_temp_dirs();  // of compiles that were killed
     // The workers only wait for their children, so they cost nothing beside them. More than there
     // are misses may get work: each part that fails brings two.
     const int workers = in_child_ ? std::max(1, settings_.jobs) : 1;

@@ -235,6 +235,11 @@ int32_t furiosa_kernel_run(const Kernel* constant, Runtime* runtime, const NpuBu
   uint64_t done = 1;
   compute.read(&done, sizeof done);
   if (done != 0) std::abort();
+  if (misbehaves("wrong_values", kernel->edf, kernel->calls)) {
+    for (size_t i = 0; i < num_out; ++i) {
+      std::memset(runtime->memory + out[i]->offset, 0, out[i]->bytes);
+    }
+  }
   return 0;
 }
 

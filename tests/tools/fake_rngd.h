@@ -14,6 +14,7 @@
 //   freeze_run                                the whole worker stops, beats too
 //   garbage_run                               writes nonsense into every socket that it has
 //   noisy_run  slow_run                       prints much, takes two seconds
+//   wrong_values                              gives zeros
 //   slow_open  hang_open                      takes a second, takes for ever
 // and in Python only
 //   memory_load                               no memory for the part's stack

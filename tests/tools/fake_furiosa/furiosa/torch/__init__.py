@@ -252,6 +252,9 @@ class Inner:
             outputs.append(CardTensor(place, shape.dtype, sizes))
         worker.stdin.flush()
         worker.stdout.read(8)
+        if misbehaves("wrong_values", self.edf, self.calls):
+            for output in outputs:
+                output.place.bytes[:] = bytes(output.place.size)
         return outputs[1:] if misbehaves("few_outputs", self.edf, self.calls) else outputs
 
 
