@@ -51,7 +51,8 @@ std::map<std::string, std::string, std::less<>> given_vendor_options(const Optio
                                                                      const Traits& traits) {
   std::set<std::string, std::less<>> known;
   for (const BackendEntry& entry : backend_entries()) {
-    for (const auto& [name, value] : entry.make()->traits().options) known.insert(name);
+    const auto backend = entry.make();
+    for (const auto& [name, value] : backend->traits().options) known.insert(name);
   }
   std::map<std::string, std::string, std::less<>> given;
   for (const std::string& name : known) {
