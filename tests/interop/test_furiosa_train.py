@@ -165,6 +165,28 @@ def test_parts_of_another_machine_need_no_compiler(machine, npu_lora, tmp_path, 
     assert "compiler changed: furiosa-tcc 2026.5.0" in done.stderr and "(was furiosa-tcc 2026.4.0" in done.stderr
 
 
+def test_the_script_for_the_first_card(machine, npu_lora, tmp_path):
+    """As docs/furiosa.md says: compiled on one machine, everything asked of the card on another."""
+    machine.without("NPU_LORA_FURIOSA_WORKER")  # it asks both
+    machine.train()  # writes the rows
+    sizes = ["--model", MODEL, "--backend", "furiosa", "--seq-len", 32, "--loss-rows", 32]
+    bundle = tmp_path / "parts.bundle"
+    machine.call("compile", *sizes, "--export", bundle)
+    machine.without("NPU_LORA_FURIOSA_TCC")
+    machine.environment |= {"NPU_LORA": npu_lora, "DATA": str(machine.folder / "rows.jsonl"), "SEQ_LEN": "32",
+                            "OUT": str(tmp_path / "found"), "NPU_LORA_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run([REPO / "scripts/first_card.sh", MODEL, bundle], env=machine.environment, timeout=300,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    steps = (tmp_path / "found/steps").read_text().splitlines()
+    names = [f"{what}-{worker}" for worker in WORKERS for what in ("doctor", "check", "parts", "train")]
+    assert [line.split(":")[0] for line in steps] == ["compile", *names]
+    assert all(": exit 0," in line for line in steps), steps
+    assert json.loads((tmp_path / "found/check-native.out").read_text())["pass"]
+    packed = subprocess.run(["tar", "-tzf", tmp_path / "found.tar.gz"], capture_output=True, text=True).stdout
+    assert "found/run-python/train_log.jsonl" in packed and "safetensors" not in packed
+
+
 # ---- faults -------------------------------------------------------------------------------------
 @dataclass
 class Fault:
