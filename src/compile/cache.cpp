@@ -14,8 +14,6 @@
 namespace npu {
 namespace {
 
-constexpr size_t kShownLimit = 240;
-
 Result<Manifest> read_manifest(const fs::path& path) {
   try {
     return parse_manifest(read_text(path, kManifestLimit), path.string());
@@ -115,10 +113,10 @@ Neighbour compare(const CacheKey& key, std::string_view group, const PartOrigin&
 
 }  // namespace
 
-void CacheKey::add(std::string label, std::string_view value) {
+void CacheKey::add(std::string label, std::string_view value, size_t shown_limit) {
   NPU_CHECK(find_item(items_, label) == nullptr, "key label " + label + " added twice");
   const bool short_line =
-      value.size() <= kShownLimit &&
+      value.size() <= shown_limit &&
       std::all_of(value.begin(), value.end(), [](char c) { return c >= ' ' && c != '\x7f'; });
   items_.push_back({std::move(label), sha256_hex(value), short_line ? std::string(value) : ""});
 }
@@ -207,7 +205,7 @@ std::vector<std::string> Cache::compilers_of(std::string_view backend) const {
     const CacheKey::Item* const made_for = find_item(manifest.value().items, "backend");
     const CacheKey::Item* const compiler = find_item(manifest.value().items, "compiler");
     if (made_for == nullptr || compiler == nullptr || made_for->sha256 != sha256_hex(backend) ||
-        compiler->sha256 != sha256_hex(compiler->shown)) {
+        compiler->shown.empty() || compiler->sha256 != sha256_hex(compiler->shown)) {
       continue;
     }
     std::error_code error;

@@ -19,9 +19,10 @@ namespace npu {
 // entry's.
 class CacheKey {
  public:
-  void add(std::string label, std::string_view value);  // stores the value's hash and a short form
+  // Stores the value's hash, and itself where it is one line of at most so many bytes.
+  void add(std::string label, std::string_view value, size_t shown_limit = 80);
   struct Item {
-    std::string label, sha256, shown;  // shown: the value itself when short, else ""
+    std::string label, sha256, shown;  // shown: the value itself or ""
   };
   const std::vector<Item>& items() const { return items_; }
   std::string digest() const;

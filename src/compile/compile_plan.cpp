@@ -20,6 +20,8 @@ namespace {
 
 using Kind = CompileOutcome::Kind;
 
+constexpr size_t kCompilerShown = 240;  // Cache::compilers_of() reads it back
+
 // Facts of the backend that its compiled code may depend on.
 std::string traits_text(const Traits& traits) {
   const BackendLimits& limits = traits.limits;
@@ -37,7 +39,7 @@ CacheKey part_key(std::string_view text, const Traits& traits, std::string_view 
   CacheKey key;
   key.add("part", text);
   key.add("backend", traits.code_name.empty() ? traits.name : traits.code_name);
-  key.add("compiler", compiler);
+  key.add("compiler", compiler, kCompilerShown);
   key.add("traits", traits_text(traits));
   key.add("threads", options.threads == 0 ? "all" : std::to_string(options.threads));
   // A vendor option may be given more than once: its values together are the option's value.
