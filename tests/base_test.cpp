@@ -23,6 +23,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/thread_pool.h"
+#include "test_environment.h"
 
 namespace npu {
 namespace {
@@ -278,6 +279,32 @@ TEST(TempDir, GoesWithItsContent) {
     publish_text(path / "a", "x");
   }
   EXPECT_FALSE(fs::exists(path));
+}
+
+TEST(TempDir, AbandonedOnesAreRemoved) {
+  const TempDir parent;
+  Environment variables;
+  variables.set("TMPDIR", parent.path().string());
+  const auto long_ago = fs::file_time_type::clock::now() - std::chrono::hours(1);
+  const auto made = [&](const std::string& name) {
+    fs::create_directory(parent.path() / name);
+    publish_text(parent.path() / name / "part.tc", "x");
+    fs::last_write_time(parent.path() / name, long_ago);
+    return parent.path() / name;
+  };
+  const fs::path abandoned = made("npu-lora-tmp-aaaaaa"), foreign = made("npu-lora-bbbbbb");
+  fs::create_directory(parent.path() / "npu-lora-tmp-cccccc");  // just made
+  fs::create_directory_symlink(foreign, parent.path() / "npu-lora-tmp-dddddd");
+  {
+    const TempDir owned;
+    fs::last_write_time(owned.path(), long_ago);
+    remove_abandoned_temp_dirs();
+    EXPECT_TRUE(fs::exists(owned.path()));
+  }
+  EXPECT_FALSE(fs::exists(abandoned));
+  EXPECT_TRUE(fs::exists(foreign / "part.tc"));
+  EXPECT_TRUE(fs::exists(parent.path() / "npu-lora-tmp-cccccc"));
+  EXPECT_TRUE(fs::exists(parent.path() / "npu-lora-tmp-dddddd"));
 }
 
 TEST(Sha256, PublishedVectors) {  // FIPS 180-4 examples

@@ -1,12 +1,14 @@
 // Keys, entries and bundles of the compile cache, and what damage does to them.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <fstream>
 #include <functional>
 
 #include "base/hash.h"
 #include "compile/cache.h"
 #include "compile/fields.h"
+#include "compile/plan.h"
 
 namespace npu {
 namespace {
@@ -185,6 +187,35 @@ TEST(Cache, ReadsEntriesWithoutOrigin) {
   EXPECT_TRUE(cache.get(sample_key()));
   EXPECT_EQ(cache.explain_miss(sample_key(std::string(100, 'x')), "fwd.0", {{"rank", "8"}}),
             "part changed");
+}
+
+TEST(Cache, KnowsWhoseCodeItHolds) {
+  const TempDir dir;
+  const Cache cache(dir.path());
+  Traits traits;
+  traits.name = "chip:0";
+  traits.code_name = "chip";
+  const std::string longer = "compiler 2 " + std::string(120, '.');
+  const auto hour = [](int n) {
+    return fs::file_time_type::clock::now() - std::chrono::hours(24 - n);
+  };
+  const auto store = [&](const std::string& part, const std::string& compiler, int stored) {
+    const CacheKey key = part_key(part, traits, compiler, {});
+    cache.put(key, built("b"), "fwd.0");
+    fs::last_write_time(dir.path() / "parts" / (key.digest() + ".json"), hour(stored));
+    return dir.path() / "parts" / (key.digest() + ".json");
+  };
+  store("a", "compiler 1", 1);
+  const fs::path newest = store("b", longer, 3);
+  store("c", "compiler 1", 2);
+  store("d", "", 4);
+  EXPECT_EQ(cache.compilers_of("chip"), (std::vector<std::string>{longer, "compiler 1"}));
+  EXPECT_TRUE(cache.compilers_of("chip:0").empty());
+  // What an entry says of itself is held against the key.
+  std::string text = read_text(newest);
+  text.replace(text.find("compiler 2"), 10, "compiler 3");
+  publish_text(newest, text);
+  EXPECT_EQ(cache.compilers_of("chip"), (std::vector<std::string>{"compiler 1"}));
 }
 
 TEST(Cache, WritesNoOriginThatItWouldRefuse) {

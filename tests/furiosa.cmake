@@ -12,7 +12,7 @@ target_link_libraries(furiosa_vendor_test PRIVATE npu_backend GTest::gtest_main)
 
 # Cards through both workers, over stand-ins of the vendor's runtimes: a C library and a Python
 # package, which let one program compute.
-add_executable(fake_rngd_compute tools/fake_rngd_compute.cpp tools/tcl_interpreter.cpp)
+add_executable(fake_rngd_compute tools/fake_rngd_compute.cpp tools/tcl_graph.cpp)
 target_include_directories(fake_rngd_compute PRIVATE tools ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(fake_rngd_compute PRIVATE npu_backend)
 add_library(fake_device_runtime SHARED tools/fake_device_runtime.cpp)

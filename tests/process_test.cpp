@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -308,6 +309,36 @@ TEST(Resident, OutlivesTheThreadThatStartedIt) {
   std::thread([&] { child = resident("cat >&0"); }).join();
   EXPECT_EQ(child->send("still here", soon()), Io::kOk);
   EXPECT_EQ(answer(*child, 10), "still here");
+}
+
+// As a process in a call of a driver's that nothing interrupts: the helper that traces the child
+// never takes note of its end, so neither can its parent.
+TEST(Resident, OneThatCannotBeEndedIsLeftAlone) {
+  auto child =
+      resident("echo $$; read line", {.environment = {}, .keep = {}, .abandon_seconds = 0.3});
+  while (child->log_tail().find('\n') == std::string::npos) child->receive(soon(0.01));
+  const pid_t pid = std::stoi(child->log_tail());
+  int seized[2];
+  ASSERT_EQ(pipe(seized), 0);
+  const pid_t helper = fork();
+  if (helper == 0) {
+    const char done = ptrace(PTRACE_SEIZE, pid, nullptr, nullptr) == 0 ? 'y' : 'n';
+    if (write(seized[1], &done, 1) != 1) _exit(1);
+    pause();
+    _exit(0);
+  }
+  char done = 0;
+  ASSERT_EQ(read(seized[0], &done, 1), 1);
+  ASSERT_EQ(done, 'y') << "this machine lets nobody trace";
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(child->stop().end, ChildResult::End::kAbandoned);
+  EXPECT_NE(child->stop().describe().find("does not end"), std::string::npos);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5));
+  kill(helper, SIGKILL);
+  waitpid(helper, nullptr, 0);
+  waitpid(pid, nullptr, 0);
+  close(seized[0]);
+  close(seized[1]);
 }
 
 TEST(Resident, AProgramThatIsNotThereIsAnError) {

@@ -52,6 +52,8 @@ struct Traits {
   // Options of the command line that its compiler takes, with their defaults ("" = none). They
   // reach compile() and estimate_cycles() as CompileOptions::vendor.
   std::vector<std::pair<std::string, std::string>> options;
+  // What its compiler made elsewhere can be loaded where that is not installed: take_code_of().
+  bool code_travels = false;
 };
 
 struct CompileOptions {
@@ -146,6 +148,10 @@ class Backend {
   // Identifies the compiler for the cache key ("openvino 2026.4.1 …"). Error: library not found,
   // with how to install it as hint.
   virtual Result<std::string> compiler_version() = 0;
+  // With code_travels: where the compiler is not installed, code is taken that one with this
+  // version made on another machine, and compiler_version() says so from now on. False where the
+  // compiler is here, or where this program would not have had such code made.
+  virtual bool take_code_of(const std::string& /*version*/) { return false; }
   // Why this node (in its graph) cannot be compiled; nothing when it can.
   virtual std::optional<std::string> unsupported(const Graph& graph, NodeId node) = 0;
   // What stands in the way of compile() whatever the part: a tool that it needs and does not find
@@ -175,6 +181,13 @@ struct BackendEntry {
   bool automatic;  // considered by `auto`
 };
 std::span<const BackendEntry> backend_entries();
+
+// What backends run in children of this program: `npu-lora NAME …`, no command of users'.
+struct WorkerEntry {
+  std::string_view name;
+  int (*main)(const std::vector<std::string>& arguments);  // the exit code
+};
+std::span<const WorkerEntry> worker_entries();
 
 // `auto` picks the first usable entry. Unknown names are a kUsage error that lists the known ones.
 Result<std::unique_ptr<Backend>> make_backend(std::string_view name);

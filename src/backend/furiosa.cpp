@@ -133,6 +133,7 @@ Traits furiosa_traits(const std::string& name) {
   traits.memory_bytes = kCardMemory;
   traits.legalise = {"pad_to_concat"};
   traits.options = {{"target", kDefaultTarget}, {"tactic", ""}, {"max-shapes", ""}};
+  traits.code_travels = true;
   return traits;
 }
 
@@ -145,10 +146,11 @@ class FuriosaBackend : public Backend {
 
   Result<std::string> compiler_version() override {
     const Result<fs::path> tcc = find_furiosa_tcc();
+    if (!tcc && !elsewhere_.empty()) return elsewhere_;
     if (!tcc) return tcc.error();
     Result<std::string> version = furiosa_tcc_version(tcc.value());
     if (!version) return version;
-    std::string text = std::move(version.value()) + ", TCL form " + kTclForm;
+    std::string text = std::move(version.value()) + form_text();
     // A configuration of the user's own: what it says counts, not where it lies.
     if (const std::string config = environment("NPU_COMPILER_CONFIG_PATH"); !config.empty()) {
       try {
@@ -160,11 +162,20 @@ class FuriosaBackend : public Backend {
     return text;
   }
 
+  bool take_code_of(const std::string& version) override {
+    if (find_furiosa_tcc() || (version + ",").find(form_text() + ",") == std::string::npos) {
+      return false;
+    }
+    elsewhere_ = version;
+    return true;
+  }
+
   std::optional<std::string> unsupported(const Graph& graph, NodeId node) override {
     return tcl_unsupported(graph, node);
   }
 
   std::optional<Error> cannot_compile(const CompileOptions& options) override {
+    if (const Result<fs::path> tcc = find_furiosa_tcc(); !tcc) return tcc.error();
     const Result<TccJob> job = tcc_job(options);
     if (!job) return job.error();
     return furiosa_cross_compiler_problem();
@@ -226,6 +237,8 @@ class FuriosaBackend : public Backend {
   }
 
  private:
+  static std::string form_text() { return std::string(", TCL form ") + kTclForm; }
+
   // A fault of this machine says nothing about the part.
   static Error temporary(Error error) {
     error.kind = ErrorKind::kRetriable;
@@ -234,6 +247,7 @@ class FuriosaBackend : public Backend {
 
   Traits traits_;
   std::string card_;
+  std::string elsewhere_;  // version of the compiler on another machine, where there is none here
 };
 
 }  // namespace

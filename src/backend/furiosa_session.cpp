@@ -32,7 +32,11 @@ std::optional<Error> Session::start(int card) {
   card_ = card;
   where_ = "furiosa:" + std::to_string(card);
   auto channel = Channel::start(settings_.worker, settings_.limits);
-  if (!channel) return channel.error();
+  if (!channel) {
+    Error error = channel.error();
+    if (error.hint.empty()) error.hint = "`npu-lora doctor` says how to install it";
+    return error;
+  }
   channel_ = std::move(channel.value());
   OpenCall call;
   call.card = static_cast<uint64_t>(card);

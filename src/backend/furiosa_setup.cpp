@@ -117,8 +117,13 @@ Result<WorkerProgram> worker_program() {
 
 WorkerLimits worker_limits() {
   WorkerLimits limits;
-  const double seconds = std::atof(environment("NPU_LORA_FURIOSA_SECONDS").c_str());
-  if (seconds > 0) limits.call_seconds = limits.silence_seconds = seconds;
+  const auto seconds = [](const char* name) { return std::atof(environment(name).c_str()); };
+  if (const double call = seconds("NPU_LORA_FURIOSA_SECONDS"); call > 0) {
+    limits.call_seconds = limits.silence_seconds = call;
+  }
+  if (const double load = seconds("NPU_LORA_FURIOSA_LOAD_SECONDS"); load > 0) {
+    limits.open_seconds = limits.load_seconds = load;
+  }
   return limits;
 }
 

@@ -17,7 +17,8 @@ Result<std::vector<int>> cards_to_try(const std::string& which);
 // the vendor's library is found, else Python. Starts nothing.
 Result<WorkerProgram> worker_program();
 
-// NPU_LORA_FURIOSA_SECONDS is the limit of one call.
+// NPU_LORA_FURIOSA_SECONDS is the limit of one call, NPU_LORA_FURIOSA_LOAD_SECONDS of loading a
+// part and of opening the card.
 WorkerLimits worker_limits();
 
 // Can this worker load its runtime? Asked of a child, which opens no card.

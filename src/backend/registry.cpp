@@ -4,6 +4,7 @@
 #include "backend/backend.h"
 #include "backend/cpu.h"
 #include "backend/furiosa.h"
+#include "backend/furiosa_device.h"
 #include "backend/openvino.h"
 #include "backend/ort.h"
 #include "backend/sim.h"
@@ -40,6 +41,8 @@ constexpr BackendEntry kEntries[] = {
      make_simulator_entry<BuiltinSimulator::kRbln>, always_usable, false},
 };
 
+constexpr WorkerEntry kWorkers[] = {{"device-worker", furiosa_worker_main}};
+
 constexpr std::string_view kSimulator = "sim:", kFuriosa = "furiosa:";
 
 std::string known_names() {
@@ -51,6 +54,8 @@ std::string known_names() {
 }  // namespace
 
 std::span<const BackendEntry> backend_entries() { return kEntries; }
+
+std::span<const WorkerEntry> worker_entries() { return kWorkers; }
 
 Result<std::unique_ptr<Backend>> make_backend(std::string_view name) {
   for (const BackendEntry& entry : kEntries) {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -268,17 +269,51 @@ void StagedDirectory::commit() {
   sync_path(parent_of(final_), O_DIRECTORY);
 }
 
+namespace {
+
+constexpr const char* kTempPrefix = "npu-lora-tmp-";
+constexpr auto kTempAge = std::chrono::minutes(1);  // by then its owner has the lock
+
+int open_directory(const fs::path& path) {
+  return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
+}  // namespace
+
 TempDir::TempDir() {
-  std::string pattern = (fs::temp_directory_path() / "npu-lora-XXXXXX").string();
+  std::string pattern =
+      (fs::temp_directory_path() / (kTempPrefix + std::string("XXXXXX"))).string();
   if (::mkdtemp(pattern.data()) == nullptr) {
     fail_errno(fs::temp_directory_path(), "temporary directory can't be created", errno);
   }
   path_ = pattern;
+  lock_ = open_directory(path_);
+  if (lock_ >= 0) ::flock(lock_, LOCK_SH | LOCK_NB);
 }
 
 TempDir::~TempDir() {
   std::error_code ignored;
   fs::remove_all(path_, ignored);
+  if (lock_ >= 0) ::close(lock_);
+}
+
+void remove_abandoned_temp_dirs() {
+  std::error_code error;
+  for (fs::directory_iterator it(fs::temp_directory_path(error), error), end; !error && it != end;
+       it.increment(error)) {
+    if (!it->path().filename().string().starts_with(kTempPrefix)) continue;
+    const int directory = open_directory(it->path());
+    if (directory < 0) continue;
+    struct stat status {};
+    const bool ours = ::fstat(directory, &status) == 0 && status.st_uid == ::geteuid();
+    const auto made = std::chrono::system_clock::from_time_t(status.st_mtime);
+    if (ours && std::chrono::system_clock::now() - made > kTempAge &&
+        ::flock(directory, LOCK_EX | LOCK_NB) == 0) {
+      std::error_code ignored;
+      fs::remove_all(it->path(), ignored);
+    }
+    ::close(directory);
+  }
 }
 
 DirectoryLock::DirectoryLock(const fs::path& directory, const std::string& why)

@@ -78,7 +78,8 @@ class DirectoryLock {
   int descriptor_;
 };
 
-// A directory under the system's temporary directory that is removed with this object.
+// A directory under the system's temporary directory that is removed with this object, and holds a
+// lock until then.
 class TempDir {
  public:
   TempDir();
@@ -89,6 +90,11 @@ class TempDir {
 
  private:
   fs::path path_;
+  int lock_ = -1;
 };
+
+// Removes those of processes that were killed. Never one whose owner lives, whatever container that
+// is in.
+void remove_abandoned_temp_dirs();
 
 }  // namespace npu

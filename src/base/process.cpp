@@ -79,6 +79,9 @@ class Child {
   void read_err();
   void kill_group(ChildResult::End reason);
   void reap();
+  bool abandoned() const {
+    return killed_for_ && elapsed() - killed_at_ > options_.abandon_seconds;
+  }
   double elapsed() const { return std::chrono::duration<double>(Clock::now() - started_).count(); }
 
   const ChildOptions& options_;
@@ -91,6 +94,7 @@ class Child {
   int64_t memory_at_fork_ = 0, sampled_peak_ = 0;
   Clock::time_point next_sample_ = started_, next_group_sample_ = started_;
   std::optional<ChildResult::End> killed_for_;
+  double killed_at_ = 0;
 };
 
 ChildResult Child::run(const std::vector<std::string>& argv) {
@@ -118,7 +122,8 @@ bool Child::start(const std::vector<std::string>& argv) {
                                     .out = out_.ends[1],
                                     .err = err_.ends[1],
                                     .keep = {},
-                                    .in_our_group = options_.in_our_group});
+                                    .in_our_group = options_.in_our_group,
+                                    .abandon_seconds = options_.abandon_seconds});
   if (error != 0) return not_started(error);
   close_if_open(in_.ends[0]);
   close_if_open(out_.ends[1]);
@@ -130,7 +135,7 @@ bool Child::start(const std::vector<std::string>& argv) {
 }
 
 void Child::attend() {
-  while (!process_.ended()) {
+  while (!process_.ended() && !abandoned()) {
     look_at_limits();
     double wait_seconds = kSampleMilliseconds / 1000.0;
     if (options_.limits.seconds > 0) {
@@ -216,6 +221,7 @@ void Child::read_err() {
 void Child::kill_group(ChildResult::End reason) {
   process_.kill_all();
   killed_for_ = reason;
+  killed_at_ = elapsed();
 }
 
 void Child::reap() {
@@ -246,6 +252,8 @@ std::string ChildResult::describe() const {
       std::snprintf(text, sizeof text, "out of memory at %.0f MiB",
                     static_cast<double>(peak_memory_bytes) / (1 << 20));
       return text;
+    case End::kAbandoned:
+      return "was killed and does not end";
     case End::kNotStarted:
       break;
   }

@@ -9,13 +9,17 @@
 
 namespace npu {
 
+// How long a killed child is waited for.
+inline constexpr double kAbandonSeconds = 10;
+
 struct ChildLimits {
   double seconds = 0;        // wall time; 0 = none
   int64_t memory_bytes = 0;  // resident set of the process group, sampled; 0 = none
 };
 
 struct ChildResult {
-  enum class End { kExited, kSignaled, kTimedOut, kOutOfMemory, kNotStarted };
+  // kAbandoned: it was killed and does not end; a call into a driver can't be interrupted.
+  enum class End { kExited, kSignaled, kTimedOut, kOutOfMemory, kNotStarted, kAbandoned };
   End end = End::kNotStarted;
   int exit_code = 0;
   int signal = 0;
@@ -38,10 +42,12 @@ struct ChildOptions {
   // Stays in the caller's process group: whoever set limits on that (a compile child's parent)
   // counts and kills this child with it. `limits` then reach the child alone.
   bool in_our_group = false;
+  double abandon_seconds = kAbandonSeconds;
 };
 
 // Runs argv[0] with argv, in its own process group unless options say otherwise; the group is
-// killed at a limit, and when this process dies. Never throws for what the child does.
+// killed at a limit, and when this process dies. Never throws for what the child does, and never
+// waits for one that cannot be killed.
 ChildResult run_child(const std::vector<std::string>& argv, const ChildOptions& options = {});
 
 // Path of the running executable, for children that are this program again.

@@ -55,7 +55,8 @@ Result<std::unique_ptr<ResidentChild>> ResidentChild::start(const std::vector<st
                                  .err = state.log.ends[1],
                                  .keep = options.keep,
                                  // Whoever opens a device may be a thread that ends before it.
-                                 .bound_to_thread = false});
+                                 .bound_to_thread = false,
+                                 .abandon_seconds = options.abandon_seconds});
   }
   if (error != 0) {
     return Error{ErrorKind::kBadInput, argv[0], "can't be started", std::strerror(error), ""};

@@ -13,12 +13,15 @@
 
 namespace npu {
 
+struct ResidentChildOptions {
+  std::vector<std::string> environment;  // "NAME=value" added to ours
+  std::vector<int> keep;                 // descriptors that it inherits under the same numbers
+  double abandon_seconds = kAbandonSeconds;
+};
+
 class ResidentChild {
  public:
-  struct Options {
-    std::vector<std::string> environment;  // "NAME=value" added to ours
-    std::vector<int> keep;                 // descriptors that it inherits under the same numbers
-  };
+  using Options = ResidentChildOptions;
   // Errors (kBadInput): the program cannot be started.
   static Result<std::unique_ptr<ResidentChild>> start(const std::vector<std::string>& argv,
                                                       const Options& options = {});
@@ -38,7 +41,8 @@ class ResidentChild {
   // The last 8 KiB of what it printed.
   const std::string& log_tail();
 
-  // Kills it, if it has not ended. How it ended; the same answer however often it is asked.
+  // Kills it, if it has not ended, and waits for abandon_seconds. How it ended; the same answer
+  // however often it is asked.
   const ChildResult& stop();
 
  private:

@@ -11,8 +11,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <string_view>
+#include <thread>
+
+#include "base/log.h"
 
 extern char** environ;
 
@@ -57,6 +61,8 @@ ChildProcess::~ChildProcess() {
 
 int ChildProcess::start(const Request& request) {
   in_our_group_ = request.in_our_group;
+  abandon_seconds_ = request.abandon_seconds;
+  program_ = request.argv[0];
   if (!exec_error_.open(false) || !life_.open(false)) return errno;
   // All memory is made before fork: between fork and exec only async-signal-safe calls are allowed.
   const std::vector<std::string> environment = merged_environment(request.environment);
@@ -125,10 +131,21 @@ void ChildProcess::reap(ChildResult& result) {
   kill_all();  // also what the child left behind in its group
   int status = 0;
   rusage usage{};
-  while (::wait4(pid_, &status, 0, &usage) < 0 && errno == EINTR) {
+  const auto until =
+      std::chrono::steady_clock::now() + std::chrono::duration<double>(abandon_seconds_);
+  pid_t ended = 0;
+  while ((ended = ::wait4(pid_, &status, WNOHANG, &usage)) == 0 || (ended < 0 && errno == EINTR)) {
+    if (std::chrono::steady_clock::now() >= until) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  if (ended == 0) {
+    log_warn("runtime", program_ + " was killed and does not end (process " + std::to_string(pid_) +
+                            "): it is left alone, with what it holds");
+    result.end = ChildResult::End::kAbandoned;
   }
   pid_ = -1;
   close_if_open(pidfd_);
+  if (ended == 0) return;
   result.peak_memory_bytes = int64_t{usage.ru_maxrss} * 1024;
   if (WIFSIGNALED(status)) {
     result.end = ChildResult::End::kSignaled;

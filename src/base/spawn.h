@@ -37,6 +37,7 @@ class ChildProcess {
     bool in_our_group = false;                   // see ChildOptions; else it leads its own
     // It dies with the thread that starts it, not just with this process.
     bool bound_to_thread = true;
+    double abandon_seconds = kAbandonSeconds;
   };
   ChildProcess() = default;
   ~ChildProcess();
@@ -51,7 +52,8 @@ class ChildProcess {
   bool ended() const;
   void kill_all();  // its group, or itself in ours
   // Kills what is left of it and says how the child ended: end, exit_code, signal and
-  // peak_memory_bytes. Once only.
+  // peak_memory_bytes. Once only. One that does not end within abandon_seconds is left alone, with
+  // a warning.
   void reap(ChildResult& result);
 
  private:
@@ -62,6 +64,8 @@ class ChildProcess {
 
   Pipe exec_error_, life_;
   bool in_our_group_ = false;
+  double abandon_seconds_ = kAbandonSeconds;
+  std::string program_;
   pid_t pid_ = -1;
   int pidfd_ = -1;
 };

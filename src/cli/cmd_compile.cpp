@@ -241,9 +241,9 @@ int cmd_plan(const Options& options) {
 }
 
 int cmd_compile(const Options& options) {
-  Planned planned = plan_training(options);
   const Cache cache(cache_directory(options));
   if (options.has("import")) cache.import_bundle(options.text("import"));
+  Planned planned = plan_training(options);
   const CompileReport report = compile(planned.prepared);
   if (options.has("export")) {
     cache.export_bundle(report.cache_digests, options.text("export"));

@@ -103,17 +103,17 @@ std::string options_digest(const Options& options, const LoraSpec& lora, int64_t
   text << "rank=" << lora.rank << " alpha=" << lora.alpha << " rslora=" << lora.rslora;
   for (const std::string& target : lora.targets) text << " " << target;
   if (options.text("schedule") != "constant") text << " steps=" << steps;
-  text << " backend=" << session.backend
+  const auto backend = make_backend(session.backend).take();
+  const Traits& traits = backend->traits();
+  // A run may go on on another device of the kind.
+  text << " backend=" << (traits.code_name.empty() ? traits.name : traits.code_name)
        << " activations=" << dtype_name(session.graphs.layer.activation_dtype)
        << " weights=" << dtype_name(session.graphs.layer.weight_dtype)
        << " recompute=" << (session.graphs.recompute == Recompute::kNone ? "none" : "layer")
        << " loss-rows=" << loss_rows_text(session.graphs);
   // Decided by the memory that is free, so it may differ when a run goes on; where it moves no bit
   // that is nobody's concern.
-  const auto backend = make_backend(session.backend).take();
-  if (!backend->traits().prepack_exact) {
-    text << " prepack=" << (prepacks(session, backend->traits()) != nullptr);
-  }
+  if (!traits.prepack_exact) text << " prepack=" << (prepacks(session, traits) != nullptr);
   for (const int64_t seq_len : seq_lengths(options)) text << " seq-len=" << seq_len;
   for (const char* name :
        {"vocab-chunk", "batch", "accum", "lr", "warmup", "schedule", "weight-decay", "betas", "eps",
@@ -199,7 +199,7 @@ void Run::write_run_json(const Trainer& trainer, const Json& extra) const {
 
 // What the run depends on beside options and data.
 Json run_environment(const SessionOptions& session, const Options& options) {
-  const auto backend = make_backend(session.backend).take();
+  const auto backend = open_backend(session);
   const int64_t seed = options.integer("seed");
   return {{"backend", session.backend},
           {"compiler", backend->compiler_version().take()},

@@ -3,7 +3,7 @@
 #include <exception>
 #include <iostream>
 
-#include "backend/furiosa_device.h"
+#include "backend/backend.h"
 #include "base/log.h"
 #include "base/nearest.h"
 #include "base/text.h"
@@ -67,8 +67,8 @@ int dispatch(const std::vector<std::string>& arguments) {
     return 0;
   }
   if (arguments[0] == "compile-worker") return compile_worker_main();
-  if (arguments[0] == "device-worker") {
-    return furiosa_worker_main({arguments.begin() + 1, arguments.end()});
+  for (const WorkerEntry& worker : worker_entries()) {
+    if (worker.name == arguments[0]) return worker.main({arguments.begin() + 1, arguments.end()});
   }
   for (const Command& command : command_table()) {
     if (command.spec.name != arguments[0]) continue;

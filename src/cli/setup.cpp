@@ -49,18 +49,37 @@ void resolve_prepack(const ModelConfig& config, const ModelGraphs& graphs, const
 // Options of vendors' compilers that were given. One that the backend does not take is an error.
 std::map<std::string, std::string, std::less<>> given_vendor_options(const Options& options,
                                                                      const Traits& traits) {
+  std::set<std::string, std::less<>> known;
+  for (const BackendEntry& entry : backend_entries()) {
+    const auto backend = entry.make();
+    for (const auto& [name, value] : backend->traits().options) known.insert(name);
+  }
   std::map<std::string, std::string, std::less<>> given;
-  for (const char* name : {"target", "tactic", "max-shapes"}) {
+  for (const std::string& name : known) {
     if (!options.given(name)) continue;
     const bool taken = std::ranges::any_of(
-        traits.options, [&](const auto& option) { return option.first == name; });
+        traits.options, [&, &wanted = name](const auto& option) { return option.first == wanted; });
     if (!taken) {
-      fail(ErrorKind::kUsage, "--" + std::string(name), "is no option of the backend's compiler",
-           traits.name, "leave the option out");
+      fail(ErrorKind::kUsage, "--" + name, "is no option of the backend's compiler", traits.name,
+           "leave the option out");
     }
     given[name] = options.text(name);
   }
   return given;
+}
+
+// Where the backend's compiler is not installed: whose code the cache holds, as SessionOptions has
+// it.
+std::string code_of_cache(Backend& backend, const fs::path& directory) {
+  const Traits& traits = backend.traits();
+  if (!traits.code_travels) return "";
+  for (const std::string& version : Cache(directory).compilers_of(traits.code_name)) {
+    if (!backend.take_code_of(version)) continue;
+    log_info("compile", "its compiler is not installed here: parts that " + version +
+                            " made are taken from " + directory.string());
+    return version;
+  }
+  return "";
 }
 
 }  // namespace
@@ -199,6 +218,7 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   session.vendor = given_vendor_options(options, traits);
   session.graphs.vocab_chunk = options.integer("vocab-chunk", 16);
   session.compile.cache_dir = cache_directory(options);
+  session.code_of = code_of_cache(*backend, session.compile.cache_dir);
   session.compile.jobs = static_cast<int>(options.integer("jobs", 1, 256));
   session.compile.seconds_limit = options.real("compile-timeout");
   session.compile.memory_limit_bytes = options.integer("compile-memory", 0, 1 << 30) << 20;

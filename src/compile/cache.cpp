@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
-#include <set>
 
 #include "base/hash.h"
 #include "base/log.h"
@@ -13,8 +13,6 @@
 
 namespace npu {
 namespace {
-
-constexpr size_t kShownLimit = 80;
 
 Result<Manifest> read_manifest(const fs::path& path) {
   try {
@@ -115,10 +113,10 @@ Neighbour compare(const CacheKey& key, std::string_view group, const PartOrigin&
 
 }  // namespace
 
-void CacheKey::add(std::string label, std::string_view value) {
+void CacheKey::add(std::string label, std::string_view value, size_t shown_limit) {
   NPU_CHECK(find_item(items_, label) == nullptr, "key label " + label + " added twice");
   const bool short_line =
-      value.size() <= kShownLimit &&
+      value.size() <= shown_limit &&
       std::all_of(value.begin(), value.end(), [](char c) { return c >= ' ' && c != '\x7f'; });
   items_.push_back({std::move(label), sha256_hex(value), short_line ? std::string(value) : ""});
 }
@@ -188,17 +186,47 @@ void Cache::publish_entry(const Manifest& manifest, std::string_view blob) const
   publish_text(manifest_path(digest), print_manifest(manifest));  // last: it makes the entry
 }
 
+std::vector<fs::path> Cache::manifests() const {
+  std::error_code error;
+  std::vector<fs::path> paths;
+  for (fs::directory_iterator it(directory_ / "parts", error), end; !error && it != end;
+       it.increment(error)) {
+    if (it->path().extension() == ".json") paths.push_back(it->path());
+  }
+  std::sort(paths.begin(), paths.end());  // equal caches give equal explanations
+  return paths;
+}
+
+std::vector<std::string> Cache::compilers_of(std::string_view backend) const {
+  std::map<std::string, fs::file_time_type> newest;
+  for (const fs::path& path : manifests()) {
+    const Result<Manifest> manifest = read_manifest(path);
+    if (!manifest) continue;
+    const CacheKey::Item* const made_for = find_item(manifest.value().items, "backend");
+    const CacheKey::Item* const compiler = find_item(manifest.value().items, "compiler");
+    if (made_for == nullptr || compiler == nullptr || made_for->sha256 != sha256_hex(backend) ||
+        compiler->shown.empty() || compiler->sha256 != sha256_hex(compiler->shown)) {
+      continue;
+    }
+    std::error_code error;
+    const fs::file_time_type stored = fs::last_write_time(path, error);
+    if (error) continue;
+    const auto [at, added] = newest.emplace(compiler->shown, stored);
+    at->second = std::max(at->second, stored);
+  }
+  std::vector<std::string> compilers;
+  for (const auto& [compiler, stored] : newest) compilers.push_back(compiler);
+  std::sort(compilers.begin(), compilers.end(), [&](const std::string& a, const std::string& b) {
+    return newest.at(a) > newest.at(b);
+  });
+  return compilers;
+}
+
 std::string Cache::explain_miss(const CacheKey& key, std::string_view group,
                                 const PartOrigin& origin) const {
   std::optional<Neighbour> nearest;
-  std::error_code error;
-  std::set<fs::path> paths;  // sorted, so that equal caches give equal explanations
-  for (fs::directory_iterator it(directory_ / "parts", error), end; !error && it != end;
-       it.increment(error)) {
-    if (it->path().extension() == ".json") paths.insert(it->path());
-  }
   const CacheKey::Item* part = find_item(key.items(), "part");
-  for (const fs::path& path : paths) {
+  for (const fs::path& path : manifests()) {
     const Result<Manifest> manifest = read_manifest(path);
     if (!manifest) continue;  // get() warns about it when its turn comes
     if (find_item(manifest.value().items, "use") != nullptr) continue;  // no part of a run

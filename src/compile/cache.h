@@ -19,9 +19,10 @@ namespace npu {
 // entry's.
 class CacheKey {
  public:
-  void add(std::string label, std::string_view value);  // stores the value's hash and a short form
+  // Stores the value's hash, and itself where it is one line of at most so many bytes.
+  void add(std::string label, std::string_view value, size_t shown_limit = 80);
   struct Item {
-    std::string label, sha256, shown;  // shown: the value itself when short, else ""
+    std::string label, sha256, shown;  // shown: the value itself or ""
   };
   const std::vector<Item>& items() const { return items_; }
   std::string digest() const;
@@ -74,6 +75,9 @@ class Cache {
   // there is no entry to compare with.
   std::string explain_miss(const CacheKey& key, std::string_view group,
                            const PartOrigin& origin = {}) const;
+  // The versions of the compilers that made what is stored for a backend (Traits::code_name), the
+  // one of the entry that was stored last first.
+  std::vector<std::string> compilers_of(std::string_view backend) const;
   const fs::path& directory() const { return directory_; }
 
   // Bundles carry entries to another host. Entries that are absent are left out; returns how many
@@ -86,6 +90,7 @@ class Cache {
  private:
   fs::path manifest_path(const std::string& digest) const;
   fs::path blob_path(const std::string& digest) const;
+  std::vector<fs::path> manifests() const;  // in order of their names
   void publish_entry(const Manifest& manifest, std::string_view blob) const;
 
   fs::path directory_;

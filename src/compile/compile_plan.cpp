@@ -20,6 +20,8 @@ namespace {
 
 using Kind = CompileOutcome::Kind;
 
+constexpr size_t kCompilerShown = 240;  // Cache::compilers_of() reads it back
+
 // Facts of the backend that its compiled code may depend on.
 std::string traits_text(const Traits& traits) {
   const BackendLimits& limits = traits.limits;
@@ -37,7 +39,7 @@ CacheKey part_key(std::string_view text, const Traits& traits, std::string_view 
   CacheKey key;
   key.add("part", text);
   key.add("backend", traits.code_name.empty() ? traits.name : traits.code_name);
-  key.add("compiler", compiler);
+  key.add("compiler", compiler, kCompilerShown);
   key.add("traits", traits_text(traits));
   key.add("threads", options.threads == 0 ? "all" : std::to_string(options.threads));
   // A vendor option may be given more than once: its values together are the option's value.
@@ -156,6 +158,7 @@ class PlanCompiler {
     if (misses == 0) return;
     if (auto problem = backend_.cannot_compile(options_)) throw UserError(std::move(*problem));
     in_child_ = !settings_.worker.empty() && !backend_.compiles_in_process();
+    if (in_child_) remove_abandoned_temp_dirs();  // of compiles that were killed
     // The workers only wait for their children, so they cost nothing beside them. More than there
     // are misses may get work: each part that fails brings two.
     const int workers = in_child_ ? std::max(1, settings_.jobs) : 1;

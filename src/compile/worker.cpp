@@ -82,6 +82,7 @@ JobResult judge(const ChildResult& child) {
       result.outcome.kind = Kind::kOutOfMemory;
       break;
     case ChildResult::End::kNotStarted:
+    case ChildResult::End::kAbandoned:
       result.lasting = false;
       break;
     case ChildResult::End::kExited:

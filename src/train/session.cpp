@@ -86,16 +86,23 @@ std::string reference_backend(std::string_view backend) {
 SessionOptions whole_on(const SessionOptions& session, const std::string& backend) {
   SessionOptions whole = session;
   whole.backend = backend;
+  whole.code_of.clear();
   whole.host_groups.emplace();
   whole.max_contractions = 0;
   whole.prepack = false;  // it runs a few times at most
   return whole;
 }
 
+std::unique_ptr<Backend> open_backend(const SessionOptions& options) {
+  std::unique_ptr<Backend> backend = make_backend(options.backend).take();
+  if (!options.code_of.empty()) backend->take_code_of(options.code_of);
+  return backend;
+}
+
 Prepared prepare(const ModelConfig& config, SessionOptions options) {
   NPU_CHECK(!options.auto_placement, "the placement is still to be found");
   Prepared out;
-  out.backend = make_backend(options.backend).take();
+  out.backend = open_backend(options);
   const Traits& traits = out.backend->traits();
   options.backend = traits.name;
   options.graphs.layer.activation_dtype = options.activation_dtype.value_or(traits.compute_dtype);

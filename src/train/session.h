@@ -30,9 +30,13 @@ struct SessionOptions {
   CompileSettings compile;
   // Options of the vendor's compiler by name (Traits::options), where they are not its defaults.
   std::map<std::string, std::string, std::less<>> vendor;
+  std::string code_of;  // Backend::take_code_of, where the compiler is not installed
   int threads = 0;
   std::optional<bool> prepack;  // unset: as the backend does by default
 };
+
+// The session's backend.
+std::unique_ptr<Backend> open_backend(const SessionOptions& options);
 
 // R of every bucket, the shortest bucket's first: "32,128".
 std::string loss_rows_text(const GraphOptions& graphs);

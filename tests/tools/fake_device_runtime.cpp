@@ -39,17 +39,18 @@ struct NpuDesc {
   uint8_t chip, pe_start, pe_end;
 };
 
-// fake_rngd_compute at the other end of two pipes.
+// fake_rngd_compute at the other end of two pipes, over the same memory.
 class Compute {
  public:
-  Compute() {
+  explicit Compute(int memory) {
     int to[2], from[2];
     if (::pipe2(to, O_CLOEXEC) != 0 || ::pipe2(from, O_CLOEXEC) != 0) std::abort();
     const std::string program = environment("FAKE_RNGD_COMPUTE");
     if (::fork() == 0) {
       ::dup2(to[0], STDIN_FILENO);
       ::dup2(from[1], STDOUT_FILENO);
-      ::execl(program.c_str(), program.c_str(), nullptr);
+      const std::string descriptor = std::to_string(memory), bytes = std::to_string(kCardBytes);
+      ::execl(program.c_str(), program.c_str(), descriptor.c_str(), bytes.c_str(), nullptr);
       ::_exit(1);
     }
     ::close(to[0]);
@@ -82,8 +83,9 @@ struct CpuBuffer {
   bool owns;
 };
 struct Runtime {
+  Runtime(std::byte* mapped, int descriptor) : memory(mapped), compute(descriptor) {}
   std::vector<int> nodes;  // locked
-  std::byte* memory = nullptr;
+  std::byte* memory;
   size_t limit = kCardBytes, used = 0;
   uint64_t next = kPage;
   bool poisoned = false;
@@ -163,14 +165,15 @@ Runtime* furiosa_runtime_init(const NpuDesc* npus, size_t count) {
       environment("NPU_LORA_RNGD_NODES") + "/npu" + std::to_string(npus[0].chip) + "mgmt";
   const int fd = ::open(node.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0 || ::flock(fd, LOCK_EX | LOCK_NB) != 0) return nullptr;
-  void* const memory = ::mmap(nullptr, kCardBytes, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const int descriptor = ::memfd_create("fake-card", 0);
+  if (descriptor < 0 || ::ftruncate(descriptor, kCardBytes) != 0) return nullptr;
+  void* const memory =
+      ::mmap(nullptr, kCardBytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (memory == MAP_FAILED) return nullptr;
   std::memset(memory, 0xee, size_t{1} << 20);  // a card's memory is not zero
   const std::string limit = environment("FAKE_RNGD_MEMORY");
-  the_runtime = new Runtime;
+  the_runtime = new Runtime(static_cast<std::byte*>(memory), descriptor);
   the_runtime->nodes = {fd};
-  the_runtime->memory = static_cast<std::byte*>(memory);
   if (!limit.empty()) the_runtime->limit = std::stoull(limit);
   return the_runtime;
 }
@@ -218,15 +221,24 @@ int32_t furiosa_kernel_run(const Kernel* constant, Runtime* runtime, const NpuBu
   if (const int32_t code = fail_before(runtime, *kernel); code != 0) return code;
   // The real one would read and write beyond: nothing checks sizes for us.
   if (num_in != kernel->inputs.size() || num_out != kernel->outputs.size()) std::abort();
-  runtime->compute.write("R", 1);
-  runtime->compute.write(&kernel->number, sizeof kernel->number);
+  Compute& compute = runtime->compute;
+  compute.write("R", 1);
+  compute.write(&kernel->number, sizeof kernel->number);
   for (size_t i = 0; i < num_in; ++i) {
     if (in[i]->bytes != kernel->inputs[i]) std::abort();
-    runtime->compute.write(runtime->memory + in[i]->offset, in[i]->bytes);
+    compute.write(&in[i]->offset, sizeof in[i]->offset);
   }
   for (size_t i = 0; i < num_out; ++i) {
     if (out[i]->bytes != kernel->outputs[i]) std::abort();
-    runtime->compute.read(runtime->memory + out[i]->offset, out[i]->bytes);
+    compute.write(&out[i]->offset, sizeof out[i]->offset);
+  }
+  uint64_t done = 1;
+  compute.read(&done, sizeof done);
+  if (done != 0) std::abort();
+  if (misbehaves("wrong_values", kernel->edf, kernel->calls)) {
+    for (size_t i = 0; i < num_out; ++i) {
+      std::memset(runtime->memory + out[i]->offset, 0, out[i]->bytes);
+    }
   }
   return 0;
 }

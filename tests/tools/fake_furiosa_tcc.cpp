@@ -273,9 +273,10 @@ int compile(const Arguments& arguments, const std::string& text, const std::stri
 int main(int argc, char** argv) {
   const std::string mode = environment("FAKE_TCC_MODE");
   if (argc == 2 && std::string(argv[1]) == "--version") {
+    const std::string release = mode == "other-release" ? "2026.5.0" : "2026.4.0";
     std::cout << (mode == "no-version"
                       ? "something else 1.0\n"
-                      : "tcc v2026.4.0 (fake), furiosa-compiler 2026.4.0 (fake)\n");
+                      : "tcc v" + release + " (fake), furiosa-compiler " + release + " (fake)\n");
     return 0;
   }
   const Arguments arguments = parse_arguments(argc, argv);

@@ -1,6 +1,7 @@
 // The stand-ins for FuriosaAI's runtimes: what their EDF is, and how they misbehave.
 //
 // FAKE_RNGD_COMPUTE  the program that computes (fake_rngd_compute)
+// FAKE_RNGD_THREADS  its threads; 1 without it
 // FAKE_RNGD_MODE     one of the misbehaviours below
 // FAKE_RNGD_ONLY     it concerns parts whose EDF contains this; all without it
 // FAKE_RNGD_CALL     it concerns this call of such a part, counted from 1; all without it
@@ -13,6 +14,7 @@
 //   freeze_run                                the whole worker stops, beats too
 //   garbage_run                               writes nonsense into every socket that it has
 //   noisy_run  slow_run                       prints much, takes two seconds
+//   wrong_values                              gives zeros
 //   slow_open  hang_open                      takes a second, takes for ever
 // and in Python only
 //   memory_load                               no memory for the part's stack

@@ -1,8 +1,10 @@
 """A stand-in for furiosa.torch 2026.4, and with FAKE_RNGD_RELEASE=2026.2 for that release, which
 calls things by other names. tests/tools/fake_rngd.h says what it computes and how it misbehaves.
 A tensor on a card is an object of its own here, whatever torch is."""
+import bisect
 import fcntl
 import math
+import mmap
 import os
 import signal
 import socket
@@ -79,33 +81,65 @@ def check_alive():
         raise RuntimeError("HAL error: Connection timed out (-110)")
 
 
-class CardTensor:
-    def __init__(self, data, dtype, shape):
-        check_alive()
-        self.data, self.dtype, self.shape = bytes(data), dtype, tuple(shape)
-        State.used += len(self.data)
-        if State.used > MEMORY:
-            raise OutOfMemoryError(f"failed to allocate {len(self.data)} bytes")
+class Place:
+    """Bytes of the card's memory, which whoever computes maps too; the first hole that fits."""
+    PAGE = 4096
+    BYTES = 1 << 32
+    descriptor = memory = None
+    holes = [(0, BYTES)]  # (begin, end), rising
+
+    def __init__(self, size):
+        if State.used + size > MEMORY:
+            raise OutOfMemoryError(f"failed to allocate {size} bytes")
+        if Place.memory is None:
+            Place.descriptor = os.memfd_create("fake-card", 0)
+            os.ftruncate(Place.descriptor, Place.BYTES)
+            Place.memory = memoryview(mmap.mmap(Place.descriptor, Place.BYTES))
+        self.size, self.room = size, -(-max(size, 1) // Place.PAGE) * Place.PAGE
+        index = next(i for i, (begin, end) in enumerate(Place.holes) if end - begin >= self.room)
+        self.begin, end = Place.holes[index]
+        Place.holes[index:index + 1] = [(self.begin + self.room, end)] if self.begin + self.room < end else []
+        self.bytes = Place.memory[self.begin:self.begin + size]
+        State.used += size
 
     def __del__(self):
-        State.used -= len(self.data)
+        if not hasattr(self, "begin"):
+            return
+        State.used -= self.size
+        begin, end = self.begin, self.begin + self.room
+        index = bisect.bisect(Place.holes, (begin, end))
+        if index < len(Place.holes) and Place.holes[index][0] == end:
+            end = Place.holes.pop(index)[1]
+        if index > 0 and Place.holes[index - 1][1] == begin:
+            index -= 1
+            begin = Place.holes.pop(index)[0]
+        Place.holes.insert(index, (begin, end))
+
+
+class CardTensor:
+    def __init__(self, place, dtype, shape):
+        check_alive()
+        self.place, self.dtype, self.shape = place, dtype, tuple(shape)
 
     def cpu(self):
         check_alive()
-        if not self.data:
+        if not self.place.size:
             return torch.zeros(self.shape, dtype=self.dtype)
-        return torch.frombuffer(bytearray(self.data), dtype=self.dtype).reshape(self.shape)
+        return torch.frombuffer(bytearray(self.place.bytes), dtype=self.dtype).reshape(self.shape)
 
     def view(self, shape):
         if misbehaves("no_views"):
             raise NotImplementedError("view")
-        return CardTensor(self.data, self.dtype, shape)
+        return CardTensor(self.place, self.dtype, shape)
 
 
 def to(tensor, device):
     open_card(device)
-    flat = tensor.contiguous().reshape(-1)
-    return CardTensor(flat.view(torch.uint8).numpy().tobytes(), tensor.dtype, tensor.shape)
+    check_alive()
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    place = Place(len(data))
+    place.bytes[:] = data
+    return CardTensor(place, tensor.dtype, tensor.shape)
 
 
 torch.Tensor.to = to
@@ -113,8 +147,10 @@ torch.Tensor.to = to
 
 def compute():
     if State.compute is None:
-        State.compute = subprocess.Popen([os.environ["FAKE_RNGD_COMPUTE"]], stdin=subprocess.PIPE,
-                                         stdout=subprocess.PIPE)
+        Place(0)  # maps the memory
+        State.compute = subprocess.Popen(
+            [os.environ["FAKE_RNGD_COMPUTE"], str(Place.descriptor), str(Place.BYTES)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[Place.descriptor])
     return State.compute
 
 
@@ -205,15 +241,20 @@ class Inner:
         for tensor, shape in zip(tensors, self.input_dram_shapes):
             assert isinstance(tensor, CardTensor) and tensor.dtype == shape.dtype
             assert OLD or list(tensor.shape) == shape.host_sizes
-            worker.stdin.write(tensor.data)
-        worker.stdin.flush()
+            worker.stdin.write(struct.pack("<Q", tensor.place.begin))
         outputs = []
         for shape in self.output_dram_shapes:
-            sizes, itemsize = shape.host_sizes, shape.dtype.itemsize
-            data = worker.stdout.read(math.prod(sizes) * itemsize)
+            sizes = shape.host_sizes
+            place = Place(math.prod(sizes) * shape.dtype.itemsize)
+            worker.stdin.write(struct.pack("<Q", place.begin))
             if misbehaves("wrong_result", self.edf, self.calls):
-                sizes, data = [len(data) // itemsize // 2], data[:len(data) // 2]
-            outputs.append(CardTensor(data, shape.dtype, sizes))
+                sizes = [math.prod(sizes) // 2]
+            outputs.append(CardTensor(place, shape.dtype, sizes))
+        worker.stdin.flush()
+        worker.stdout.read(8)
+        if misbehaves("wrong_values", self.edf, self.calls):
+            for output in outputs:
+                output.place.bytes[:] = bytes(output.place.size)
         return outputs[1:] if misbehaves("few_outputs", self.edf, self.calls) else outputs
 
 
