@@ -8,7 +8,6 @@
 #include "base/hash.h"
 #include "compile/cache.h"
 #include "compile/fields.h"
-#include "compile/plan.h"
 
 namespace npu {
 namespace {
@@ -192,15 +191,15 @@ TEST(Cache, ReadsEntriesWithoutOrigin) {
 TEST(Cache, KnowsWhoseCodeItHolds) {
   const TempDir dir;
   const Cache cache(dir.path());
-  Traits traits;
-  traits.name = "chip:0";
-  traits.code_name = "chip";
   const std::string longer = "compiler 2 " + std::string(120, '.');
   const auto hour = [](int n) {
     return fs::file_time_type::clock::now() - std::chrono::hours(24 - n);
   };
   const auto store = [&](const std::string& part, const std::string& compiler, int stored) {
-    const CacheKey key = part_key(part, traits, compiler, {});
+    CacheKey key;
+    key.add("part", part);
+    key.add("backend", "chip");
+    key.add("compiler", compiler, 240);
     cache.put(key, built("b"), "fwd.0");
     fs::last_write_time(dir.path() / "parts" / (key.digest() + ".json"), hour(stored));
     return dir.path() / "parts" / (key.digest() + ".json");
