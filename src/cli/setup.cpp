@@ -50,7 +50,7 @@ void resolve_prepack(const ModelConfig& config, const ModelGraphs& graphs, const
 std::map<std::string, std::string, std::less<>> given_vendor_options(const Options& options,
                                                                      const Traits& traits) {
   std::map<std::string, std::string, std::less<>> given;
-  for (const char* name : {"target", "tactic", "max-shapes"}) {
+  for (const char* name : {"target", "tactic", "max-shapes", "compiler"}) {
     if (!options.given(name)) continue;
     const bool taken = std::ranges::any_of(
         traits.options, [&](const auto& option) { return option.first == name; });

@@ -1,5 +1,5 @@
-// Writes every graph of a geometry as graph text and as TCL, whole (PRODUCTS 0) or in parts of so
-// many products: what the vendor's estimator is shown.
+// Writes every graph of a geometry as NAME.ir, and whole (PRODUCTS 0) or in parts of so many
+// products as NAME.part, graph text, and NAME.tc, the same as TCL.
 //   tcl_texts CONFIG.json TARGETS BATCH SEQ_LEN DTYPE NUMERICS PRODUCTS DIRECTORY [values]
 // With "values" also NAME.safetensors: what each name of the text stands for, by the reference, for
 // random inputs.
@@ -68,6 +68,7 @@ int run(const std::vector<std::string>& args) {
       const Graph canonical = canonicalize(parts[i]).graph;
       const Result<TclFunction> function = write_tcl(canonical);
       const std::string name = graph.name() + (i == 0 ? "" : "-" + std::to_string(i));
+      publish_text(directory / (name + ".part"), print_graph(canonical));
       if (function.ok()) {
         publish_text(directory / (name + ".tc"), function.value().text);
         if (args.size() > 8) {
