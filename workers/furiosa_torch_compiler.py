@@ -231,21 +231,22 @@ def check_ports(what, shapes, nodes):
     if len(shapes) != len(nodes):
         raise Failure(REFUSED, f"must keep {len(nodes)} {what}; got {len(shapes)}")
     for number, (shape, node) in enumerate(zip(shapes, nodes)):
-        sizes = getattr(shape, "host_sizes", None)
-        if sizes is None:
-            continue  # this release tells only how many there are
-        if count(sizes) != count(node.shape) or shape.dtype != node.dtype:
-            raise Failure(REFUSED, f"must keep {what} {number} of {node.shape} {node.dtype}; got {list(sizes)} "
-                                   f"{shape.dtype}")
+        sizes = list(getattr(shape, "host_sizes", shape))
+        dtype = getattr(shape, "dtype", node.dtype)  # plain sizes, in earlier releases
+        if count(sizes) != count(node.shape) or dtype != node.dtype:
+            raise Failure(REFUSED, f"must keep {what} {number} of {node.shape} {node.dtype}; got {sizes} {dtype}")
 
 
 def compiled(part, vendor, hint, max_shapes):
+    compile_module = getattr(vendor, "CompileModule", None)
+    if not hasattr(compile_module, "from_exported"):
+        raise Failure(ENVIRONMENT, "this release of furiosa.torch has no CompileModule.from_exported")
     with torch.no_grad():
         exported = torch.export.export(part, part.examples(), strict=False)
     config = configuration(vendor, hint, max_shapes)
     settings = {} if config is None else {"compiler_config": config}
     with without_cache(vendor):
-        module = vendor.CompileModule.from_exported(exported, **settings)
+        module = compile_module.from_exported(exported, **settings)
     inner = serializable(module)
     for what, names, ids in (("inputs", ["input_dram_shapes", "input_shapes"], part.inputs),
                              ("outputs", ["output_dram_shapes", "output_shapes"], part.outputs)):
