@@ -64,12 +64,6 @@ def pad(node, x):
     return x
 
 
-def convert(node, x):
-    if x.dtype.is_floating_point and not node.dtype.is_floating_point and node.dtype != torch.bool:
-        x = torch.trunc(x.to(torch.float32))
-    return x.to(node.dtype)
-
-
 def one_hot(node, x):
     columns = torch.arange(node.attrs["depth"], dtype=x.dtype)
     return (x.unsqueeze(-1) == columns).to(node.dtype)
@@ -98,7 +92,7 @@ OPS = {
     "sqrt": lambda node, x: torch.sqrt(x),
     "rsqrt": lambda node, x: torch.rsqrt(x),
     "sigmoid": lambda node, x: torch.sigmoid(x),
-    "convert": convert,
+    "convert": lambda node, x: x.to(node.dtype),
     "compare": lambda node, a, b: getattr(torch, node.attrs["kind"])(a, b),
     "select": lambda node, c, a, b: torch.where(c, a, b),
     "stop_gradient": lambda node, x: x,
