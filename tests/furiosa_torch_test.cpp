@@ -135,6 +135,13 @@ TEST_F(FuriosaTorchTest, WithoutItAutoIsTccAlone) {
   EXPECT_TRUE(compiled(bf16_product(), {}).container == FuriosaContainer::kEdf);
 }
 
+// Where the native worker runs parts, auto makes none that it can't load.
+TEST_F(FuriosaTorchTest, AutoHeedsTheWorker) {
+  cards.variables.set("NPU_LORA_FURIOSA_WORKER", "native");
+  expect_says(error_of(larger_of_two(), {}), ErrorKind::kBadInput, "select");
+  EXPECT_EQ(torch_calls(), "");
+}
+
 TEST_F(FuriosaTorchTest, ItIsEnoughAlone) {
   variables.set("NPU_LORA_FURIOSA_TCC", "/nonexistent");
   EXPECT_EQ(outcome_of(bf16_product(), kByTorch).kind, Kind::kBuilt);

@@ -11,6 +11,7 @@
 #include "backend/furiosa_device.h"
 #include "backend/furiosa_edf.h"
 #include "backend/furiosa_session.h"
+#include "backend/furiosa_setup.h"
 #include "backend/furiosa_tcc.h"
 #include "backend/furiosa_torch.h"
 #include "backend/tcl_writer.h"
@@ -213,7 +214,7 @@ class FuriosaBackend : public Backend {
                                          const CompileOptions& options) override {
     const Result<Choice> choice = compiler_option(options);
     const bool any_op = choice && (choice.value() == Choice::kTorch ||
-                                   (choice.value() == Choice::kAuto && torch()));
+                                   (choice.value() == Choice::kAuto && torch_beside()));
     return any_op ? std::nullopt : tcl_unsupported(graph, node);
   }
 
@@ -302,12 +303,16 @@ class FuriosaBackend : public Backend {
     return *torch_;
   }
 
+  // Whether `auto` may use it: the native worker, where that is what runs here, can't load its
+  // code.
+  bool torch_beside() { return torch() && !furiosa::native_worker(); }
+
   // Whether this part goes to furiosa.torch; a pure function of part, options and what is
   // installed.
   bool by_torch(const Graph& part, const CompileOptions& options) {
     const Result<Choice> choice = compiler_option(options);
     if (!choice || choice.value() == Choice::kTcc) return false;
-    return choice.value() == Choice::kTorch || (torch() && !write_tcl(part).ok());
+    return choice.value() == Choice::kTorch || (torch_beside() && !write_tcl(part).ok());
   }
 
   Result<Blob> compile_by_torch(const Graph& part, const CompileOptions& options) {

@@ -115,6 +115,11 @@ Result<WorkerProgram> worker_program() {
   return python_program();
 }
 
+bool native_worker() {
+  const Result<WorkerProgram> program = worker_program();
+  return program && program.value().argv[0] == self_executable();
+}
+
 WorkerLimits worker_limits() {
   WorkerLimits limits;
   const double seconds = std::atof(environment("NPU_LORA_FURIOSA_SECONDS").c_str());
