@@ -175,8 +175,9 @@ TEST_F(FuriosaTorchTest, HintsReachIt) {
                                  {"tactic", "DefaultWithMaxNumUniqueShapes"},
                                  {"max-shapes", "8"}}));
   EXPECT_NE(torch_calls().find("pes 4 hint Default shapes 8"), std::string::npos) << torch_calls();
-  expect_says(error_of(bf16_product(), with({{"compiler", "torch"}, {"tactic", "Fast"}})),
-              ErrorKind::kRetriable, "has no hint Fast, only Default");
+  expect_says(
+      *make_furiosa_entry()->cannot_compile(with({{"compiler", "torch"}, {"tactic", "Fast"}})),
+      ErrorKind::kUsage, "--tactic: no such hint; got Fast");
 }
 
 TEST_F(FuriosaTorchTest, AnEarlierReleaseNamesThingsOtherwise) {

@@ -96,8 +96,12 @@ Result<TorchJob> torch_job(const CompileOptions& options) {
   if (!target) return target.error();
   const Result<int> max_shapes = max_shapes_option(options);
   if (!max_shapes) return max_shapes.error();
-  return TorchJob{target.value().pes, torch_tactic(vendor_option(options, "tactic")),
-                  max_shapes.value(), thread_share(options)};
+  const std::string tactic = vendor_option(options, "tactic");
+  if (!tactic.empty() && !furiosa_tactic_config(tactic, 0)) {  // not a name that takes no number
+    if (const auto numbered = furiosa_tactic_config(tactic, 1); !numbered) return numbered.error();
+  }
+  return TorchJob{target.value().pes, torch_tactic(tactic), max_shapes.value(),
+                  thread_share(options)};
 }
 
 // Of --compiler. Auto: furiosa-tcc, and furiosa.torch for what TCL does not express, if it is
@@ -212,10 +216,11 @@ class FuriosaBackend : public Backend {
 
   std::optional<std::string> unsupported(const Graph& graph, NodeId node,
                                          const CompileOptions& options) override {
+    auto reason = tcl_unsupported(graph, node);
     const Result<Choice> choice = compiler_option(options);
-    const bool any_op = choice && (choice.value() == Choice::kTorch ||
-                                   (choice.value() == Choice::kAuto && torch_beside()));
-    return any_op ? std::nullopt : tcl_unsupported(graph, node);
+    if (!reason || !choice || choice.value() == Choice::kTcc) return reason;
+    if (choice.value() == Choice::kTorch || torch_beside()) return std::nullopt;
+    return reason;
   }
 
   std::optional<Error> cannot_compile(const CompileOptions& options) override {
@@ -312,7 +317,7 @@ class FuriosaBackend : public Backend {
   bool by_torch(const Graph& part, const CompileOptions& options) {
     const Result<Choice> choice = compiler_option(options);
     if (!choice || choice.value() == Choice::kTcc) return false;
-    return choice.value() == Choice::kTorch || (torch_beside() && !write_tcl(part).ok());
+    return choice.value() == Choice::kTorch || (!write_tcl(part).ok() && torch_beside());
   }
 
   Result<Blob> compile_by_torch(const Graph& part, const CompileOptions& options) {
