@@ -3,11 +3,12 @@
 #   scripts/setup.sh            build tools, libraries, OpenVINO in .venv: enough for scripts/demo.sh
 #   scripts/setup.sh --tests    also clang-format, clang-tidy and the Python packages of tests/interop
 #   scripts/setup.sh --bench    the first, and the Python packages of bench/, its rivals among them
-#   scripts/setup.sh --vendor   --tests, and FuriosaAI's compiler in .venv-vendor with its cross compiler
+#   scripts/setup.sh --vendor   --tests, FuriosaAI's compiler in .venv-vendor with its cross compiler, and
+#                               furiosa.torch in .venv-vendor-torch (a download of 1 GB)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { sed -n '2,6s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,7s/^# \{0,1\}//p' "$0"; }
 
 tests=false vendor=false
 requirements=(openvino==2026.4.1)
@@ -45,5 +46,11 @@ fi
 if $vendor; then  # apart: vendors' packages pin others and hook into what is installed beside them
   [[ -x .venv-vendor/bin/python ]] || python3 -m venv .venv-vendor
   .venv-vendor/bin/python -m pip install -q furiosa-tcc==2026.4.0
+  # The torch that furiosa.torch pins may be a CUDA build: without NVIDIA's packages, then, and with a
+  # library that stands in for what it links of them.
+  [[ -x .venv-vendor-torch/bin/python ]] || python3 -m venv .venv-vendor-torch
+  .venv-vendor-torch/bin/python -m pip install -q --no-deps -r tests/vendor/requirements.txt
+  .venv-vendor-torch/bin/python tools/cuda_stand_ins.py
+  TORCH_DEVICE_BACKEND_AUTOLOAD=0 .venv-vendor-torch/bin/python -c 'import torch, furiosa.torch'
 fi
 echo "ready: cmake $(cmake --version | sed -n '1s/.* //p'), $(c++ --version | head -1), .venv"

@@ -87,7 +87,7 @@ std::function<bool(const Graph&)> random_dislike(const Graph& graph, Dice& dice)
 Plan cut_in_random_order(const Graph& graph, FakeBackend& backend, const PlanOptions& options,
                          const std::function<bool(const Graph&)>& dislikes, Dice& dice) {
   Plan plan = make_plan({{"fwd", graph}}, backend, options);
-  AdaptiveCut cut(plan, backend, true);
+  AdaptiveCut cut(plan, backend, {}, true);
   for (auto open = cut.open(); !open.empty(); open = cut.open()) {
     const size_t part = dice.pick(open);
     if (dislikes(plan.distinct[part].graph)) {

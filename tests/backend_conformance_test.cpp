@@ -185,7 +185,7 @@ bool has_16_bit_type(const Graph& graph) {
 
 std::optional<std::string> first_refusal(Backend& backend, const Graph& graph) {
   for (size_t id = 0; id < graph.nodes().size(); ++id) {
-    auto reason = backend.unsupported(graph, static_cast<NodeId>(id));
+    auto reason = backend.unsupported(graph, static_cast<NodeId>(id), {});
     if (reason) return reason;
   }
   return std::nullopt;

@@ -133,7 +133,8 @@ FakeBackend::FakeBackend(FakeOptions options)
   traits_.host_memory = !options_.hidden_memory;
 }
 
-std::optional<std::string> FakeBackend::unsupported(const Graph& graph, NodeId node) {
+std::optional<std::string> FakeBackend::unsupported(const Graph& graph, NodeId node,
+                                                    const CompileOptions&) {
   if (options_.exp_unsupported && graph.node(node).op->name == "exp") return "no exponentials here";
   return std::nullopt;
 }

@@ -38,7 +38,8 @@ class FakeBackend : public Backend {
   explicit FakeBackend(FakeOptions options);
   const Traits& traits() const override { return traits_; }
   Result<std::string> compiler_version() override { return options_.compiler; }
-  std::optional<std::string> unsupported(const Graph& graph, NodeId node) override;
+  std::optional<std::string> unsupported(const Graph& graph, NodeId node,
+                                         const CompileOptions&) override;
   Result<Blob> compile(const Graph& part, const CompileOptions& options) override;
   bool compiles_in_process() const override { return options_.in_process; }
   Result<std::unique_ptr<Device>> open(const DeviceOptions& options) override;

@@ -39,3 +39,7 @@ npu_test(furiosa_train_test SOURCES furiosa_train_test.cpp golden_fixture.cpp co
   LINK npu_furiosa_cards npu_train npu_io nlohmann_json::nlohmann_json)
 target_compile_definitions(furiosa_train_test PRIVATE NPU_FAKE_TCC="$<TARGET_FILE:fake_furiosa_tcc>")
 add_dependencies(furiosa_train_test fake_furiosa_tcc)
+npu_test(furiosa_torch_test SOURCES furiosa_torch_test.cpp compile_fakes.cpp
+  LINK npu_furiosa_cards npu_backend_cases npu_compile)
+target_compile_definitions(furiosa_torch_test PRIVATE NPU_FAKE_TCC="$<TARGET_FILE:fake_furiosa_tcc>")
+add_dependencies(furiosa_torch_test fake_furiosa_tcc)

@@ -16,8 +16,9 @@ class CardBackend : public Backend {
   }
   const Traits& traits() const override { return traits_; }
   Result<std::string> compiler_version() override { return std::string("a graph's text, 1"); }
-  std::optional<std::string> unsupported(const Graph& graph, NodeId node) override {
-    return simulator_->unsupported(graph, node);
+  std::optional<std::string> unsupported(const Graph& graph, NodeId node,
+                                         const CompileOptions& options) override {
+    return simulator_->unsupported(graph, node, options);
   }
   Result<Blob> compile(const Graph& part, const CompileOptions& options) override {
     if (Result<Blob> refused = simulator_->compile(part, options); !refused) return refused;

@@ -147,7 +147,7 @@ TEST(OpenVino, SixteenBitArithmeticIsRefusedWithItsReason) {
   const Graph graph = std::move(b).build();
   int refused = 0;
   for (size_t id = 0; id < graph.nodes().size(); ++id) {
-    const auto reason = backend->unsupported(graph, static_cast<NodeId>(id));
+    const auto reason = backend->unsupported(graph, static_cast<NodeId>(id), {});
     if (!reason) continue;
     ++refused;
     EXPECT_TRUE(contains(*reason, "bf16")) << *reason;

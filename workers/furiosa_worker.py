@@ -156,11 +156,12 @@ class Card:
             kind = "rngd"
         return f"{kind}:{index}"
 
-    def from_edf(self, edf):
-        """The module on the card and what calls it; shapes where this release tells them."""
+    def from_edf(self, edf, serialized):
+        """The module on the card and what calls it; shapes where this release tells them. Serialized:
+        not furiosa-tcc's file but what furiosa.torch itself made of a compiled graph."""
         ir = self.vendor.ir
         if hasattr(getattr(ir, "Runnable", None), "from_serialized_edf"):
-            inner = ir.Runnable.from_serialized_edf(edf)
+            inner = ir.Runnable.deserialize(edf) if serialized else ir.Runnable.from_serialized_edf(edf)
             module = self.vendor.Runnable(inner).to(self.device)
             return module, inner.execute, inner.input_dram_shapes, inner.output_dram_shapes
         module = self.vendor.EdfModule(ir.Edf.deserialize(edf)).to(self.device)
@@ -202,9 +203,9 @@ class Card:
     def download(self, name, offset, size, shared):
         self.shared[shared:shared + size] = self.memory[name].read(offset, size)
 
-    def load(self, name, edf, inputs, outputs):
+    def load(self, name, edf, inputs, outputs, serialized):
         try:
-            module, execute, input_shapes, output_shapes = self.from_edf(edf)
+            module, execute, input_shapes, output_shapes = self.from_edf(edf, serialized)
         except Exception as error:
             status = NO_MEMORY if out_of_memory(error) else REFUSED
             raise Failure(status, described(error)) from error
@@ -265,7 +266,7 @@ class Card:
         elif op == DOWNLOAD:
             self.download(*f.numbers(4))
         elif op == LOAD:
-            self.load(f.number(), f.text(), f.list(f.port), f.list(f.port))
+            self.load(f.number(), f.text(), f.list(f.port), f.list(f.port), f.number())
         elif op == UNLOAD:
             self.parts.pop(f.number(), None)
         elif op == RUN:

@@ -152,8 +152,14 @@ class Backend {
   // version made on another machine, and compiler_version() says so from now on. False where the
   // compiler is here, or where this program would not have had such code made.
   virtual bool take_code_of(const std::string& /*version*/) { return false; }
+  // The same for one part, where options or the part itself send it to another compiler than
+  // compiler_version() speaks of; nothing where they do not.
+  virtual std::optional<std::string> compiler_of(const Graph&, const CompileOptions&) {
+    return std::nullopt;
+  }
   // Why this node (in its graph) cannot be compiled; nothing when it can.
-  virtual std::optional<std::string> unsupported(const Graph& graph, NodeId node) = 0;
+  virtual std::optional<std::string> unsupported(const Graph& graph, NodeId node,
+                                                 const CompileOptions& options) = 0;
   // What stands in the way of compile() whatever the part: a tool that it needs and does not find
   // here, an option that it does not take. Asked before the first part is compiled.
   virtual std::optional<Error> cannot_compile(const CompileOptions&) { return std::nullopt; }

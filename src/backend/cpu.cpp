@@ -92,7 +92,9 @@ class CpuBackend : public Backend {
     return "cpu 2, loops " + std::string(cpu::loop_table().isa) + ", products " +
            cpu::product_units();
   }
-  std::optional<std::string> unsupported(const Graph&, NodeId) override { return std::nullopt; }
+  std::optional<std::string> unsupported(const Graph&, NodeId, const CompileOptions&) override {
+    return std::nullopt;
+  }
   Result<Blob> compile(const Graph& part, const CompileOptions&) override {
     return print_graph(part);
   }

@@ -59,7 +59,9 @@ class ReferenceBackend : public Backend {
   }
   const Traits& traits() const override { return traits_; }
   Result<std::string> compiler_version() override { return std::string("reference 1"); }
-  std::optional<std::string> unsupported(const Graph&, NodeId) override { return std::nullopt; }
+  std::optional<std::string> unsupported(const Graph&, NodeId, const CompileOptions&) override {
+    return std::nullopt;
+  }
   Result<Blob> compile(const Graph& part, const CompileOptions&) override {
     return print_graph(part);
   }

@@ -4,13 +4,16 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <mutex>
 
 #include "backend/environment.h"
 #include "backend/furiosa_blob.h"
 #include "backend/furiosa_device.h"
 #include "backend/furiosa_edf.h"
 #include "backend/furiosa_session.h"
+#include "backend/furiosa_setup.h"
 #include "backend/furiosa_tcc.h"
+#include "backend/furiosa_torch.h"
 #include "backend/tcl_writer.h"
 #include "base/hash.h"
 #include "base/thread_pool.h"
@@ -19,7 +22,7 @@ namespace npu {
 namespace {
 
 // Raised when write_tcl writes other texts for the same parts: it is part of the cache key.
-constexpr const char* kTclForm = "1";
+constexpr const char* kTclForm = "2";
 constexpr const char* kDefaultTarget = "renegade-8pe";
 constexpr double kFlopsOfACard = 256e12;  // bf16, by the data sheet, all PEs at kClock
 constexpr double kClock = 1e9;            // assumed: the vendor counts cycles and names no clock
@@ -46,7 +49,8 @@ int thread_share(const CompileOptions& options) {
   return std::max(1, budget / std::max(1, options.jobs));
 }
 
-Result<std::string> tcc_config(const CompileOptions& options) {
+// Nothing given is 0.
+Result<int> max_shapes_option(const CompileOptions& options) {
   const std::string shapes = vendor_option(options, "max-shapes");
   int max_shapes = 0;
   const auto [end, error] =
@@ -55,7 +59,14 @@ Result<std::string> tcc_config(const CompileOptions& options) {
                           max_shapes < 1 || max_shapes > 1 << 20)) {
     return Error{ErrorKind::kUsage, "--max-shapes", "must be a whole number from 1", shapes, ""};
   }
-  Result<std::string> config = furiosa_tactic_config(vendor_option(options, "tactic"), max_shapes);
+  return max_shapes;
+}
+
+Result<std::string> tcc_config(const CompileOptions& options) {
+  const Result<int> max_shapes = max_shapes_option(options);
+  if (!max_shapes) return max_shapes.error();
+  Result<std::string> config =
+      furiosa_tactic_config(vendor_option(options, "tactic"), max_shapes.value());
   if (config && !config.value().empty() && !environment("NPU_COMPILER_CONFIG_PATH").empty()) {
     return Error{ErrorKind::kUsage, "--tactic", "can't be given beside NPU_COMPILER_CONFIG_PATH",
                  environment("NPU_COMPILER_CONFIG_PATH"), "write the hint into that file"};
@@ -63,9 +74,13 @@ Result<std::string> tcc_config(const CompileOptions& options) {
   return config;
 }
 
-Result<TccJob> tcc_job(const CompileOptions& options) {
+Result<FuriosaTarget> target_option(const CompileOptions& options) {
   const std::string asked = vendor_option(options, "target");
-  Result<FuriosaTarget> target = find_furiosa_target(asked.empty() ? kDefaultTarget : asked);
+  return find_furiosa_target(asked.empty() ? kDefaultTarget : asked);
+}
+
+Result<TccJob> tcc_job(const CompileOptions& options) {
+  const Result<FuriosaTarget> target = target_option(options);
   if (!target) return target.error();
   Result<std::string> config = tcc_config(options);
   if (!config) return config.error();
@@ -74,6 +89,42 @@ Result<TccJob> tcc_job(const CompileOptions& options) {
   job.config = std::move(config.value());
   job.threads = thread_share(options);
   return job;
+}
+
+Result<TorchJob> torch_job(const CompileOptions& options) {
+  const Result<FuriosaTarget> target = target_option(options);
+  if (!target) return target.error();
+  const Result<int> max_shapes = max_shapes_option(options);
+  if (!max_shapes) return max_shapes.error();
+  const std::string tactic = vendor_option(options, "tactic");
+  if (!tactic.empty() && !furiosa_tactic_config(tactic, 0)) {  // not a name that takes no number
+    if (const auto numbered = furiosa_tactic_config(tactic, 1); !numbered) return numbered.error();
+  }
+  return TorchJob{target.value().pes, torch_tactic(tactic), max_shapes.value(),
+                  thread_share(options)};
+}
+
+// Of --compiler. Auto: furiosa-tcc, and furiosa.torch for what TCL does not express, if it is
+// there.
+enum class Choice : uint8_t { kAuto, kTcc, kTorch };
+Result<Choice> compiler_option(const CompileOptions& options) {
+  const std::string name = vendor_option(options, "compiler");
+  if (name.empty() || name == "auto") return Choice::kAuto;
+  if (name == "tcc") return Choice::kTcc;
+  if (name == "torch") return Choice::kTorch;
+  return Error{ErrorKind::kUsage, "--compiler", "no such compiler", name, "use auto, tcc or torch"};
+}
+
+// A configuration of the user's own: what it says counts, not where it lies.
+Result<std::string> with_configuration(std::string version) {
+  const std::string config = environment("NPU_COMPILER_CONFIG_PATH");
+  if (config.empty()) return version;
+  try {
+    return version + ", configuration " +
+           sha256_hex(read_text(config, size_t{1} << 20)).substr(0, 16);
+  } catch (const UserError& error) {
+    return error.error();
+  }
 }
 
 std::string_view element_type(DType dtype) {
@@ -132,7 +183,8 @@ Traits furiosa_traits(const std::string& name) {
   traits.precision = DType::kBF16;  // operands of products, whatever their type
   traits.memory_bytes = kCardMemory;
   traits.legalise = {"pad_to_concat"};
-  traits.options = {{"target", kDefaultTarget}, {"tactic", ""}, {"max-shapes", ""}};
+  traits.options = {
+      {"target", kDefaultTarget}, {"tactic", ""}, {"max-shapes", ""}, {"compiler", "auto"}};
   traits.code_travels = true;
   return traits;
 }
@@ -144,22 +196,17 @@ class FuriosaBackend : public Backend {
 
   const Traits& traits() const override { return traits_; }
 
+  // Of furiosa-tcc, which most parts go to; of furiosa.torch where there is no other.
   Result<std::string> compiler_version() override {
     const Result<fs::path> tcc = find_furiosa_tcc();
-    if (!tcc && !elsewhere_.empty()) return elsewhere_;
-    if (!tcc) return tcc.error();
+    if (!tcc) {
+      if (!elsewhere_.empty()) return elsewhere_;
+      if (!torch()) return tcc.error();
+      return with_configuration(torch().value().version);
+    }
     Result<std::string> version = furiosa_tcc_version(tcc.value());
     if (!version) return version;
-    std::string text = std::move(version.value()) + form_text();
-    // A configuration of the user's own: what it says counts, not where it lies.
-    if (const std::string config = environment("NPU_COMPILER_CONFIG_PATH"); !config.empty()) {
-      try {
-        text += ", configuration " + sha256_hex(read_text(config, size_t{1} << 20)).substr(0, 16);
-      } catch (const UserError& error) {
-        return error.error();
-      }
-    }
-    return text;
+    return with_configuration(std::move(version.value()) + form_text());
   }
 
   bool take_code_of(const std::string& version) override {
@@ -170,21 +217,41 @@ class FuriosaBackend : public Backend {
     return true;
   }
 
-  std::optional<std::string> unsupported(const Graph& graph, NodeId node) override {
-    return tcl_unsupported(graph, node);
+  std::optional<std::string> compiler_of(const Graph& part,
+                                         const CompileOptions& options) override {
+    if (!by_torch(part, options) || !torch()) return std::nullopt;
+    const Result<std::string> version = with_configuration(torch().value().version);
+    return version ? version.value() : torch().value().version;
+  }
+
+  std::optional<std::string> unsupported(const Graph& graph, NodeId node,
+                                         const CompileOptions& options) override {
+    auto reason = tcl_unsupported(graph, node);
+    const Result<Choice> choice = compiler_option(options);
+    if (!reason || !choice || choice.value() == Choice::kTcc) return reason;
+    if (choice.value() == Choice::kTorch || torch_beside()) return std::nullopt;
+    return reason;
   }
 
   std::optional<Error> cannot_compile(const CompileOptions& options) override {
-    if (const Result<fs::path> tcc = find_furiosa_tcc(); !tcc) return tcc.error();
+    const Result<Choice> choice = compiler_option(options);
+    if (!choice) return choice.error();
+    if (choice.value() == Choice::kTorch) {
+      if (const Result<TorchJob> job = torch_job(options); !job) return job.error();
+      if (!torch()) return torch().error();
+      return std::nullopt;
+    }
     const Result<TccJob> job = tcc_job(options);
     if (!job) return job.error();
+    if (const Result<fs::path> tcc = find_furiosa_tcc(); !tcc) return tcc.error();
     return furiosa_cross_compiler_problem();
   }
 
   Result<Blob> compile(const Graph& part, const CompileOptions& options) override {
+    if (const auto problem = cannot_compile(options)) return temporary(*problem);
+    if (by_torch(part, options)) return compile_by_torch(part, options);
     const Result<fs::path> tcc = find_furiosa_tcc();
     if (!tcc) return temporary(tcc.error());
-    if (const auto problem = cannot_compile(options)) return temporary(*problem);
     const Result<std::string> version = compiler_version();
     if (!version) return temporary(version.error());
     TccJob job = tcc_job(options).take();
@@ -210,9 +277,7 @@ class FuriosaBackend : public Backend {
   bool compiles_in_process() const override { return false; }
 
   std::optional<CostRates> cost_rates(const CompileOptions& options) override {
-    const std::string asked = vendor_option(options, "target");
-    const Result<FuriosaTarget> target =
-        find_furiosa_target(asked.empty() ? kDefaultTarget : asked);
+    const Result<FuriosaTarget> target = target_option(options);
     if (!target) return std::nullopt;
     const int pes = target.value().pes;
     return CostRates{kClock, kFlopsOfACard * pes / furiosa::kPesOfACard, kLinkBytesPerSecond,
@@ -224,6 +289,10 @@ class FuriosaBackend : public Backend {
   Result<double> estimate_cycles(const Graph& part, const CompileOptions& options) override {
     const Result<fs::path> tcc = find_furiosa_tcc();
     if (!tcc) return temporary(tcc.error());
+    if (by_torch(part, options)) {
+      return Error{ErrorKind::kBadInput, "furiosa.torch", "compiles it, and makes no estimates", "",
+                   ""};
+    }
     Result<TccJob> job = tcc_job(options);
     if (!job) return job.error();
     job.value().seconds_limit = options.seconds_limit;
@@ -245,9 +314,42 @@ class FuriosaBackend : public Backend {
     return error;
   }
 
+  // Asked of a child, once; from several threads.
+  const Result<FuriosaTorch>& torch() {
+    std::call_once(asked_, [&] { torch_ = find_furiosa_torch(); });
+    return *torch_;
+  }
+
+  // Whether `auto` may use it: the native worker, where that is what runs here, can't load its
+  // code.
+  bool torch_beside() { return torch() && !furiosa::native_worker(); }
+
+  // Whether this part goes to furiosa.torch; a pure function of part, options and what is
+  // installed.
+  bool by_torch(const Graph& part, const CompileOptions& options) {
+    const Result<Choice> choice = compiler_option(options);
+    if (!choice || choice.value() == Choice::kTcc) return false;
+    return choice.value() == Choice::kTorch || (!write_tcl(part).ok() && torch_beside());
+  }
+
+  Result<Blob> compile_by_torch(const Graph& part, const CompileOptions& options) {
+    FuriosaBlob blob;
+    blob.target = target_option(options).take().name;
+    blob.container = FuriosaContainer::kRunnable;
+    Result<std::string> code =
+        furiosa_compile_graph(torch().value(), part, torch_job(options).take());
+    if (!code) return code.error();
+    blob.edf = std::move(code.value());
+    for (const NodeId id : part.inputs()) blob.inputs.push_back(part.node(id).name);
+    for (const GraphOutput& output : part.outputs()) blob.outputs.push_back(output.name);
+    return encode_furiosa_blob(blob, torch().value().version);
+  }
+
   Traits traits_;
   std::string card_;
   std::string elsewhere_;  // version of the compiler on another machine, where there is none here
+  std::once_flag asked_;
+  std::optional<Result<FuriosaTorch>> torch_;
 };
 
 }  // namespace

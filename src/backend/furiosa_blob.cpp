@@ -11,7 +11,8 @@ namespace npu {
 namespace {
 
 constexpr std::string_view kKind = "furiosa";
-constexpr const char* kForm = "1";
+constexpr std::string_view kEdf = "edf", kRunnable = "runnable";
+constexpr const char* kForm = "2";
 
 void put(std::string& content, std::string_view text) {
   content += std::to_string(text.size()) + ":";
@@ -66,6 +67,7 @@ class Reader {
 Blob encode_furiosa_blob(const FuriosaBlob& blob, std::string_view compiler_version) {
   std::string content;
   put(content, blob.target);
+  put(content, blob.container == FuriosaContainer::kRunnable ? kRunnable : kEdf);
   put(content, compiler_version);
   put(content, blob.inputs);
   put(content, blob.outputs);
@@ -78,9 +80,12 @@ Result<FuriosaBlob> decode_furiosa_blob(const Blob& blob) {
   if (!content) return content.error();
   FuriosaBlob out;
   Reader reader(content.value());
-  const bool whole = reader.text(out.target) && reader.text(out.compiler) &&
+  std::string container;
+  const bool whole = reader.text(out.target) && reader.text(container) &&
+                     (container == kEdf || container == kRunnable) && reader.text(out.compiler) &&
                      reader.list(out.inputs) && reader.list(out.outputs) && reader.text(out.edf) &&
                      reader.at_end();
+  out.container = container == kRunnable ? FuriosaContainer::kRunnable : FuriosaContainer::kEdf;
   if (whole) return out;
   return Error{ErrorKind::kBadInput, "furiosa blob", "is damaged", "", "clear the compile cache"};
 }

@@ -138,8 +138,10 @@ Result<std::unique_ptr<Executable>> CardDevice::load(const Blob& blob, const Gra
   }
   const std::lock_guard lock(session_->mutex());
   if (auto error = session_->use_pes(target.value().pes)) return std::move(*error);
-  const Result<uint64_t> name = session_->load(
-      {0, decoded.value().edf, std::move(in.value().types), std::move(out.value().types)});
+  const bool serialized = decoded.value().container == FuriosaContainer::kRunnable;
+  const Result<uint64_t> name =
+      session_->load({0, decoded.value().edf, std::move(in.value().types),
+                      std::move(out.value().types), serialized ? uint64_t{1} : 0});
   if (!name) return name.error();
   auto executable = std::make_unique<CardExecutable>(session_, name.value(), part);
   executable->inputs = std::move(in.value().numbers);

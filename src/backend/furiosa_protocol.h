@@ -92,9 +92,10 @@ struct LoadCall {
   uint64_t executable = 0;
   std::string edf;
   std::vector<PortType> inputs, outputs;  // in the EDF's order
+  uint64_t serialized = 0;                // 1: not an EDF, but what furiosa.torch serialized
   template <class Fields>
   void visit(Fields& f) {
-    f(executable), f(edf), f(inputs), f(outputs);
+    f(executable), f(edf), f(inputs), f(outputs), f(serialized);
   }
 };
 

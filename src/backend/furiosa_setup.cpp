@@ -115,6 +115,11 @@ Result<WorkerProgram> worker_program() {
   return python_program();
 }
 
+bool native_worker() {
+  const Result<WorkerProgram> program = worker_program();
+  return program && program.value().argv[0] == self_executable();
+}
+
 WorkerLimits worker_limits() {
   WorkerLimits limits;
   const auto seconds = [](const char* name) { return std::atof(environment(name).c_str()); };

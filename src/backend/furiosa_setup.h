@@ -16,6 +16,8 @@ Result<std::vector<int>> cards_to_try(const std::string& which);
 // The worker that NPU_LORA_FURIOSA_WORKER names (native, python); without it the native one where
 // the vendor's library is found, else Python. Starts nothing.
 Result<WorkerProgram> worker_program();
+// Whether that is the native one.
+bool native_worker();
 
 // NPU_LORA_FURIOSA_SECONDS is the limit of one call, NPU_LORA_FURIOSA_LOAD_SECONDS of loading a
 // part and of opening the card.

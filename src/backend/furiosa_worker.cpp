@@ -180,6 +180,11 @@ Answer NativeCard::download(const Transfer& transfer) {
 }
 
 Answer NativeCard::load(const LoadCall& call) {
+  if (call.serialized != 0) {
+    return {Status::kRefused,
+            "furiosa.torch compiled it, and only furiosa.torch loads that: "
+            "NPU_LORA_FURIOSA_WORKER=python, or --compiler tcc"};
+  }
   KernelHandle* const kernel = library_->kernel_load(
       runtime_, reinterpret_cast<const uint8_t*>(call.edf.data()), call.edf.size());
   if (kernel == nullptr) return {Status::kRefused, "furiosa_kernel_load gives nothing"};

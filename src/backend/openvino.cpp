@@ -38,7 +38,8 @@ class OpenVinoBackend : public Backend {
   bool compiles_in_process() const override { return false; }
 
   Result<std::string> compiler_version() override;
-  std::optional<std::string> unsupported(const Graph& graph, NodeId node) override;
+  std::optional<std::string> unsupported(const Graph& graph, NodeId node,
+                                         const CompileOptions&) override;
   Result<Blob> compile(const Graph& part, const CompileOptions& options) override;
   Result<std::unique_ptr<Device>> open(const DeviceOptions& options) override;
 
@@ -91,7 +92,8 @@ std::optional<Error> OpenVinoBackend::probe() {
   return absent;
 }
 
-std::optional<std::string> OpenVinoBackend::unsupported(const Graph& graph, NodeId id) {
+std::optional<std::string> OpenVinoBackend::unsupported(const Graph& graph, NodeId id,
+                                                        const CompileOptions&) {
   const Node& node = graph.node(id);
   if (node.is_input()) return std::nullopt;
   if (node.op->openvino == nullptr) {

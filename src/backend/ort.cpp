@@ -199,7 +199,8 @@ class OrtBackend : public Backend {
            (provider_.empty() ? " CPU" : " " + provider_) + ", ONNX form " + kOnnxForm;
   }
 
-  std::optional<std::string> unsupported(const Graph& graph, NodeId id) override {
+  std::optional<std::string> unsupported(const Graph& graph, NodeId id,
+                                         const CompileOptions&) override {
     const Node& node = graph.node(id);
     if (!node.is_input() && node.op->onnx == nullptr) {
       return std::string(node.op->name) + " has no ONNX lowering";

@@ -60,7 +60,8 @@ class Simulator : public Backend {
   Result<std::string> compiler_version() override {
     return "simulator 1, profile " + profile_->name + " " + profile_->digest.substr(0, 16);
   }
-  std::optional<std::string> unsupported(const Graph& graph, NodeId node) override {
+  std::optional<std::string> unsupported(const Graph& graph, NodeId node,
+                                         const CompileOptions&) override {
     return sim::unsupported_node(*profile_, graph, node);
   }
   Result<Blob> compile(const Graph& part, const CompileOptions&) override {

@@ -139,6 +139,10 @@ constexpr OptionSpec kTable[] = {
      "ForLlmModelIOBound, NoConstraint, …]"},
     {"max-shapes", kInteger, "", "N", kRuns,
      "shapes of a tensor that this search tries, for hints that take a number"},
+    {"compiler", kText, "", "NAME", kRuns,
+     "which of the vendor's compilers [furiosa: auto, furiosa-tcc and for what that has no words "
+     "for "
+     "furiosa.torch; or tcc, torch]"},
     {"export", kText, "", "FILE", "compile",
      "also write the compiled parts as a bundle for another machine"},
     {"import", kText, "", "FILE", "compile", "first take compiled parts from a bundle"},

@@ -49,8 +49,8 @@ std::vector<CanonicalPart> cut_in_two(const Graph& part, const PartLimits& limit
   return {};
 }
 
-AdaptiveCut::AdaptiveCut(Plan& plan, Backend& backend, bool enabled)
-    : plan_(plan), enabled_(enabled), parts_(plan.distinct, backend) {
+AdaptiveCut::AdaptiveCut(Plan& plan, Backend& backend, const CompileOptions& options, bool enabled)
+    : plan_(plan), enabled_(enabled), parts_(plan.distinct, backend, options) {
   std::set<size_t> roots;
   for (const PlannedGraph& graph : plan_.graphs) {
     if (!graph.host_reason.empty()) continue;

@@ -24,7 +24,7 @@ std::vector<CanonicalPart> cut_in_two(const Graph& part, const PartLimits& limit
 class AdaptiveCut {
  public:
   // With `enabled` false, a part that fails goes to the host whole.
-  AdaptiveCut(Plan& plan, Backend& backend, bool enabled);
+  AdaptiveCut(Plan& plan, Backend& backend, const CompileOptions& options, bool enabled);
 
   // Distinct parts that the cut needs and that have no verdict, larger pieces first. New ones come
   // up when parts fail; plan.distinct grows with them.

@@ -34,17 +34,20 @@ std::string traits_text(const Traits& traits) {
 
 }  // namespace
 
-CacheKey part_key(std::string_view text, const Traits& traits, std::string_view compiler,
-                  const CompileOptions& options) {
+CacheKey part_key(const Graph& part, std::string_view text, Backend& backend,
+                  std::string_view compiler, const CompileOptions& options) {
+  const Traits& traits = backend.traits();
   CacheKey key;
   key.add("part", text);
   key.add("backend", traits.code_name.empty() ? traits.name : traits.code_name);
-  key.add("compiler", compiler, kCompilerShown);
+  key.add("compiler", backend.compiler_of(part, options).value_or(std::string(compiler)),
+          kCompilerShown);
   key.add("traits", traits_text(traits));
   key.add("threads", options.threads == 0 ? "all" : std::to_string(options.threads));
   // A vendor option may be given more than once: its values together are the option's value.
   std::vector<std::pair<std::string, std::string>> vendor;
   for (const auto& [name, value] : options.vendor) {
+    if (name == "compiler") continue;  // "auto" or by name: which one it is stands above
     const auto same =
         std::find_if(vendor.begin(), vendor.end(),
                      [&, &wanted = name](const auto& v) { return v.first == wanted; });
@@ -68,7 +71,7 @@ class PlanCompiler {
         backend_(backend),
         options_(options),
         settings_(settings),
-        cut_(plan, backend, settings.adaptive_cut),
+        cut_(plan, backend, options, settings.adaptive_cut),
         cache_(settings.cache_dir) {}
 
   CompileReport run() {
@@ -106,7 +109,7 @@ class PlanCompiler {
 
   Job job_of(size_t distinct) {
     DistinctPart& part = plan_.distinct[distinct];
-    CacheKey key = part_key(part.text, backend_.traits(), compiler_, options_);
+    CacheKey key = part_key(part.graph, part.text, backend_, compiler_, options_);
     part.cache_digest = key.digest();
     return {distinct, part.first_use, std::move(key), part.graph, part.text};
   }

@@ -12,16 +12,16 @@ namespace npu {
 
 // Why the backend can't take this part, known before compiling: "exp: is not accepted"; "" when it
 // can.
-std::string unsupported_node(Backend& backend, const Graph& part);
+std::string unsupported_node(Backend& backend, const Graph& part, const CompileOptions& options);
 
-// What a compiled part with this canonical text depends on.
-CacheKey part_key(std::string_view text, const Traits& traits, std::string_view compiler,
-                  const CompileOptions& options);
+// What a compiled part depends on. `text` is its printed form, `compiler` the backend's version.
+CacheKey part_key(const Graph& part, std::string_view text, Backend& backend,
+                  std::string_view compiler, const CompileOptions& options);
 
 class DistinctParts {
  public:
   // Adds to `parts`, which may hold some already.
-  DistinctParts(std::vector<DistinctPart>& parts, Backend& backend);
+  DistinctParts(std::vector<DistinctPart>& parts, Backend& backend, const CompileOptions& options);
 
   // Index of the part with this canonical graph; a new one also knows whether it is supported.
   size_t find_or_add(Graph graph, const std::string& group, const std::string& name);
@@ -29,6 +29,7 @@ class DistinctParts {
  private:
   std::vector<DistinctPart>& parts_;
   Backend& backend_;
+  CompileOptions options_;
   std::unordered_map<std::string, size_t> by_text_;
 };
 

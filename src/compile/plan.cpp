@@ -13,7 +13,7 @@ class Planner {
   Planner(Backend& backend, const PlanOptions& options)
       : options_(options),
         legalise_(legalise_passes(backend.traits().legalise, backend.traits().name)),
-        parts_(plan_.distinct, backend) {
+        parts_(plan_.distinct, backend, options.compile) {
     plan_.limits = options.limits;
   }
 

@@ -68,7 +68,7 @@ CompileOutcome TrialCompiler::run(const Graph& graph, const std::string& text, d
 
 std::optional<CompileOutcome> TrialCompiler::unsupported(const Graph& graph) {
   const std::lock_guard lock(backend_mutex_);
-  const std::string reason = unsupported_node(backend_, graph);
+  const std::string reason = unsupported_node(backend_, graph, options_);
   if (reason.empty()) return std::nullopt;
   CompileOutcome outcome;
   outcome.kind = Kind::kRejected;
@@ -94,7 +94,7 @@ CompileOutcome TrialCompiler::build(const Graph& graph) {
 CompileOutcome TrialCompiler::compile(const Graph& graph, double seconds_limit) {
   if (auto outcome = unsupported(graph)) return std::move(*outcome);
   const std::string text = print_graph(graph);
-  CacheKey key = part_key(text, backend_.traits(), compiler_, options_);
+  CacheKey key = part_key(graph, text, backend_, compiler_, options_);
   key.add("use", "diagnose");
   CompileSettings settings = settings_;
   settings.seconds_limit = seconds_limit;

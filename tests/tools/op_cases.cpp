@@ -1,12 +1,13 @@
-// op_cases DIRECTORY: writes every row sample as CASE.onnx, CASE.xml and CASE.bin, its inputs and
-// the kernels' outputs as raw bytes, and manifest.json, which says what each file is. Other
-// programs (tests/interop/test_onnx_rows.py) then run the graphs and compare.
+// op_cases DIRECTORY: writes every row sample as CASE.ir, CASE.onnx, CASE.xml and CASE.bin, its
+// inputs and the kernels' outputs as raw bytes, and manifest.json, which says what each file is.
+// Other programs (tests/interop/test_onnx_rows.py) then run the graphs and compare.
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "backend/graph_writers.h"
 #include "backend_cases.h"
 #include "base/file.h"
+#include "ir/text.h"
 #include "ops/table.h"
 
 namespace npu {
@@ -27,6 +28,7 @@ nlohmann::json write_case(const fs::path& directory, const BackendCase& test_cas
   publish_text(directory / (test_case.name + ".xml"), write_openvino_ir(graph, &weights));
   publish_text(directory / (test_case.name + ".bin"), weights);
   publish_text(directory / (test_case.name + ".onnx"), write_onnx(graph));
+  publish_text(directory / (test_case.name + ".ir"), print_graph(graph));
   nlohmann::json entry = {{"name", test_case.name},
                           {"family", test_case.family},
                           {"inputs", nlohmann::json::array()},

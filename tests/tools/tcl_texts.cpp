@@ -1,6 +1,8 @@
-// Writes every graph of a geometry as graph text and as TCL, whole (PRODUCTS 0) or in parts of so
-// many products: what the vendor's estimator is shown.
-//   tcl_texts CONFIG.json TARGETS BATCH SEQ_LEN DTYPE NUMERICS PRODUCTS DIRECTORY
+// Writes every graph of a geometry as NAME.ir, and whole (PRODUCTS 0) or in parts of so many
+// products as NAME.part, graph text, and NAME.tc, the same as TCL.
+//   tcl_texts CONFIG.json TARGETS BATCH SEQ_LEN DTYPE NUMERICS PRODUCTS DIRECTORY [values]
+// With "values" also NAME.safetensors: what each name of the text stands for, by the reference, for
+// random inputs.
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -9,12 +11,37 @@
 #include "base/file.h"
 #include "io/hf_model.h"
 #include "io/json.h"
+#include "io/safetensors.h"
 #include "ir/text.h"
 #include "tools/tcl_parts.h"
+#include "tools/tcl_reference.h"
 #include "train/model_graphs.h"
 
 namespace npu {
 namespace {
+
+// Every tensor of the text by its name there, flat, of the type that it has in the text.
+std::map<std::string, Tensor> named_values(const Graph& graph) {
+  const tcl::Axes axes = tcl::name_axes(graph).take();
+  const std::vector<tcl::Item> items = tcl::form_blocks(graph, axes).take();
+  const tcl::FunctionLayout layout = tcl::lay_out(graph, axes, items).take();
+  const Inputs inputs = random_inputs({graph.name(), "", graph, -0.7, 0.7, 0, 6}, 3);
+  const std::vector<Tensor> values = reference_values(graph, inputs);
+  std::map<std::string, Tensor> named;
+  for (const tcl::StoredTensor& stored : layout.tensors) {
+    if (stored.name[0] == 's')
+      continue;  // in the middle of a slice of several axes: no node has it
+    const std::vector<float> ordered =
+        in_order(values[static_cast<size_t>(stored.node)], axes.atoms_of(stored.node), stored.order,
+                 axes.table);
+    Tensor tensor(stored.dtype, {static_cast<int64_t>(ordered.size())});
+    for (size_t i = 0; i < ordered.size(); ++i) {
+      set_element(tensor, static_cast<int64_t>(i), ordered[i]);
+    }
+    named.emplace(stored.name, std::move(tensor));
+  }
+  return named;
+}
 
 int run(const std::vector<std::string>& args) {
   const ModelConfig config = parse_model_config(read_json_file(args[0]), args[0]);
@@ -38,10 +65,15 @@ int run(const std::vector<std::string>& args) {
       for (Part& piece : split(part, labels)) parts.push_back(std::move(piece.graph));
     }
     for (size_t i = 0; i < parts.size(); ++i) {
-      const Result<TclFunction> function = write_tcl(canonicalize(parts[i]).graph);
+      const Graph canonical = canonicalize(parts[i]).graph;
+      const Result<TclFunction> function = write_tcl(canonical);
       const std::string name = graph.name() + (i == 0 ? "" : "-" + std::to_string(i));
+      publish_text(directory / (name + ".part"), print_graph(canonical));
       if (function.ok()) {
         publish_text(directory / (name + ".tc"), function.value().text);
+        if (args.size() > 8) {
+          write_safetensors(directory / (name + ".safetensors"), named_values(canonical));
+        }
       } else {
         std::cout << name << ": " << function.error().text() << "\n";
         ++refused;
@@ -55,9 +87,10 @@ int run(const std::vector<std::string>& args) {
 }  // namespace npu
 
 int main(int argc, char** argv) {
-  if (argc != 9) {
-    std::cerr
-        << "usage: tcl_texts CONFIG.json TARGETS BATCH SEQ_LEN DTYPE NUMERICS PRODUCTS DIRECTORY\n";
+  const bool values = argc == 10 && std::string(argv[9]) == "values";
+  if (argc != 9 && !values) {
+    std::cerr << "usage: tcl_texts CONFIG.json TARGETS BATCH SEQ_LEN DTYPE NUMERICS PRODUCTS "
+                 "DIRECTORY [values]\n";
     return 2;
   }
   return npu::run({argv + 1, argv + argc});

@@ -1,6 +1,9 @@
-"""As much of torch as furiosa_worker.py and the stand-in for furiosa.torch call, for machines
-without it: tensors are bytes with a dtype and a shape."""
+"""As much of torch as furiosa_worker.py, furiosa_torch_compiler.py and the stand-in for furiosa.torch
+call, for machines without it: tensors are bytes with a dtype and a shape, and an exported program is
+the text of its graph."""
+import contextlib
 import math
+import types
 
 
 class dtype:
@@ -52,3 +55,17 @@ def frombuffer(data, dtype):
 
 def zeros(shape, dtype):
     return Tensor(bytes(math.prod(shape) * dtype.itemsize), dtype, shape)
+
+
+class Module:
+    pass
+
+
+def exported(module, arguments, strict):
+    assert len(arguments) == len(module.inputs) and not strict
+    return types.SimpleNamespace(text=module.text)
+
+
+nn = types.SimpleNamespace(Module=Module)
+no_grad = contextlib.nullcontext
+export = types.SimpleNamespace(export=exported)
