@@ -136,6 +136,12 @@ class CardTensor:
         return CardTensor(self.place, self.dtype, shape)
 
 
+def placed(data):
+    place = Place(len(data))
+    place.bytes[:] = data
+    return place
+
+
 to_elsewhere = torch.Tensor.to
 
 
@@ -145,9 +151,7 @@ def to(tensor, device, *more, **options):
     open_card(device)
     check_alive()
     data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-    place = Place(len(data))
-    place.bytes[:] = data
-    return CardTensor(place, tensor.dtype, tensor.shape)
+    return CardTensor(placed(data), tensor.dtype, tensor.shape)
 
 
 torch.Tensor.to = to
@@ -257,7 +261,7 @@ class Inner:
         assert len(tensors) == len(self.input_dram_shapes)
         if self.program is not None:
             results = self.program.run([tensor.cpu() for tensor in tensors])
-            return [CardTensor(compiling.bytes_of(result), shape.dtype, shape.host_sizes)
+            return [CardTensor(placed(compiling.bytes_of(result)), shape.dtype, shape.host_sizes)
                     for result, shape in zip(results, self.output_dram_shapes)]
         worker = compute()
         worker.stdin.write(b"R" + struct.pack("<Q", self.number))
