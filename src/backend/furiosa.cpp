@@ -131,6 +131,8 @@ Traits furiosa_traits(const std::string& name) {
   traits.launch_seconds = kLaunchSeconds;
   traits.precision = DType::kBF16;  // operands of products, whatever their type
   traits.memory_bytes = kCardMemory;
+  traits.arithmetic_head = true;
+  traits.dear_compiles = true;
   traits.legalise = {"pad_to_concat"};
   traits.options = {{"target", kDefaultTarget}, {"tactic", ""}, {"max-shapes", ""}};
   return traits;

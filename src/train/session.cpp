@@ -100,6 +100,8 @@ Prepared prepare(const ModelConfig& config, SessionOptions options) {
   options.backend = traits.name;
   options.graphs.layer.activation_dtype = options.activation_dtype.value_or(traits.compute_dtype);
   options.graphs.layer.head_logits = !traits.exact_f32;
+  options.graphs.layer.arithmetic_head = traits.arithmetic_head;
+  options.graphs.few_graphs = traits.dear_compiles;
   options.plan.limits = {traits.limits.contractions, traits.limits.nodes, traits.limits.inputs,
                          traits.limits.outputs};
   if (options.max_contractions) options.plan.limits.contractions = *options.max_contractions;
