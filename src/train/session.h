@@ -31,6 +31,9 @@ struct SessionOptions {
   // Options of the vendor's compiler by name (Traits::options), where they are not its defaults.
   std::map<std::string, std::string, std::less<>> vendor;
   int threads = 0;
+  // CPU seconds that compiling a part is forecast to take at most, where forecasts choose the cut;
+  // unset: as the backend has it.
+  std::optional<double> part_seconds;
   std::optional<bool> prepack;  // unset: as the backend does by default
 };
 
