@@ -17,6 +17,8 @@
 namespace npu {
 namespace {
 
+// Raised when the same estimates would lead to another cut.
+constexpr const char* kSearchForm = "1";
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 using Range = std::pair<int, int>;  // pieces [first, second)
@@ -287,6 +289,7 @@ std::optional<ChosenCut> search_cut(const Graph& graph, Backend& backend,
   std::snprintf(budget, sizeof budget, "%g s, %g s a contraction, %g s a launch",
                 bounds.compile_seconds, rates->compile_seconds, backend.traits().launch_seconds);
   key.add("cut", budget);
+  key.add("search", kSearchForm);
   const auto labels_of = [&](const CutSearch::Found& found) {
     return found.begins.empty() ? by_limits.value() : merged(pieces.value(), found.begins);
   };
