@@ -16,3 +16,5 @@ target_include_directories(tcl_texts PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(tcl_texts PRIVATE npu_train npu_io nlohmann_json::nlohmann_json)
 npu_test(tcl_test SOURCES tcl_test.cpp tools/tcl_interpreter.cpp
   LINK npu_backend_cases npu_train npu_io nlohmann_json::nlohmann_json)
+npu_test(tcl_estimates_test SOURCES tcl_estimates_test.cpp tools/tcl_geometry.cpp
+  LINK npu_train npu_io nlohmann_json::nlohmann_json)
