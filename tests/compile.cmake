@@ -4,3 +4,4 @@ npu_test(runtime_test SOURCES runtime_test.cpp compile_fakes.cpp LINK npu_compil
 npu_test(adaptive_cut_test
   SOURCES adaptive_cut_test.cpp compile_fakes.cpp random_graph.cpp
   LINK npu_compile)
+npu_test(cut_search_test SOURCES cut_search_test.cpp compile_fakes.cpp LINK npu_compile)

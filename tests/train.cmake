@@ -18,3 +18,5 @@ npu_test(tcl_test SOURCES tcl_test.cpp tools/tcl_interpreter.cpp
   LINK npu_backend_cases npu_train npu_io nlohmann_json::nlohmann_json)
 npu_test(tcl_graph_test SOURCES tcl_graph_test.cpp tools/tcl_graph.cpp tools/tcl_interpreter.cpp
   LINK npu_train npu_io nlohmann_json::nlohmann_json)
+npu_test(tcl_estimates_test SOURCES tcl_estimates_test.cpp tools/tcl_geometry.cpp
+  LINK npu_train npu_io nlohmann_json::nlohmann_json)

@@ -35,6 +35,8 @@ struct Traits {
   double launch_seconds = 0;            // cost of one call, for plan
   DType precision = DType::kF32;        // of f32 arithmetic: bf16 where operands are rounded to it
   bool exact_f32 = true;                // an f32 result has f32's digits, not 16 bits' worth
+  bool arithmetic_head = false;         // its compiler has no gather, iota, compare and select
+  bool dear_compiles = false;           // minutes a part: few graphs are worth some waste
   bool host_cpu = false;                // its device is this CPU, as the reference's is
   bool widens_weights = false;          // 16-bit weights are widened inside matmuls at no cost
   Prepack prepack = Prepack::kNever;
@@ -69,6 +71,9 @@ struct CostRates {
   double cycles_per_second = 0;
   double flops_per_second = 0;           // the peak of what is compiled for
   double transfer_bytes_per_second = 0;  // between host and device
+  double memory_bytes_per_second = 0;    // of the device's own memory
+  double compile_seconds = 0;            // CPU time a contraction of a part takes to compile
+  double compile_seconds_of_a_part = 0;  // that a part should not exceed, unless told otherwise
   std::string basis;                     // in words, what is assumed
 };
 

@@ -28,6 +28,17 @@ constexpr double kFlopsOfACard = 256e12;  // bf16, by the data sheet, all PEs at
 constexpr double kClock = 1e9;            // assumed: the vendor counts cycles and names no clock
 constexpr double kLaunchSeconds = 10e-6;  // assumed
 constexpr double kLinkBytesPerSecond = 20e9;  // assumed; PCIe 5.0 x16 could carry three times that
+// By the vendor's estimates of 135 single blocks on 8 PEs: what a block moves, over its cycles.
+constexpr double kMemoryBytesPerSecond = 1.3e12;
+// What a part takes to compile, in CPU seconds on 1 PE, by real compiles of parts with 1 to 4
+// contractions of SmolLM2's and Llama-3.2-1B's sizes (docs/furiosa.md): 30 to 340, about as many
+// times more as it has contractions; vector blocks count for next to nothing beside them.
+constexpr double kCompileSeconds = 120;
+// How much more code for several PEs takes, by one small product on 1, 2, 4 and 8 of them (on 8
+// it was not finished after 16 times as long).
+constexpr std::pair<int, double> kCompileFactor[] = {{1, 1}, {2, 2.4}, {4, 3.3}, {8, 16}};
+// A night for the parts of a model on a machine of 8 CPUs.
+constexpr double kCompileSecondsOfAPart = 14400;
 constexpr int64_t kCardMemory = int64_t{48} << 30;
 // Arguments that a program passes to the card without a table of addresses.
 constexpr int64_t kMostInputs = 119;
@@ -182,6 +193,8 @@ Traits furiosa_traits(const std::string& name) {
   traits.launch_seconds = kLaunchSeconds;
   traits.precision = DType::kBF16;  // operands of products, whatever their type
   traits.memory_bytes = kCardMemory;
+  traits.arithmetic_head = true;
+  traits.dear_compiles = true;
   traits.legalise = {"pad_to_concat"};
   traits.options = {
       {"target", kDefaultTarget}, {"tactic", ""}, {"max-shapes", ""}, {"compiler", "auto"}};
@@ -280,7 +293,17 @@ class FuriosaBackend : public Backend {
     const Result<FuriosaTarget> target = target_option(options);
     if (!target) return std::nullopt;
     const int pes = target.value().pes;
-    return CostRates{kClock, kFlopsOfACard * pes / furiosa::kPesOfACard, kLinkBytesPerSecond,
+    double factor = 1;
+    for (const auto& [count, times] : kCompileFactor) {
+      if (count <= pes) factor = times;
+    }
+    const double share = static_cast<double>(pes) / furiosa::kPesOfACard;
+    return CostRates{kClock,
+                     kFlopsOfACard * share,
+                     kLinkBytesPerSecond,
+                     kMemoryBytesPerSecond * share,
+                     kCompileSeconds * factor,
+                     kCompileSecondsOfAPart,
                      std::to_string(pes) + (pes == 1 ? " PE" : " PEs") +
                          ", cycles by the vendor's model of the card, 1 GHz, 10 us a launch and "
                          "20 GB/s to the card assumed"};

@@ -49,6 +49,7 @@ struct GroupRow {
   size_t parts = 0, host_parts = 0;
   int64_t calls_per_step = 0;  // of the graph, per micro-batch
   double flops = 0;            // of one call
+  std::string cut_note;
   std::vector<std::string> host_reasons;
   std::vector<PlannedPart> placed;
 };
@@ -56,7 +57,8 @@ struct GroupRow {
 std::vector<GroupRow> group_rows(const ModelConfig& config, const Prepared& prepared) {
   std::vector<GroupRow> rows;
   for (const PlannedGraph& graph : prepared.plan.graphs) {
-    GroupRow row{graph.group, graph.name, graph.parts.size(), 0, 0, 0, {}, graph.parts};
+    GroupRow row{graph.group,    graph.name, graph.parts.size(), 0, 0, 0,
+                 graph.cut_note, {},         graph.parts};
     row.calls_per_step = prepared.graphs.calls_per_step(graph.name, config.num_hidden_layers);
     row.flops = graph.graph.contraction_flops();
     for (const PlannedPart& part : graph.parts) {
@@ -88,6 +90,22 @@ StepCost step_cost(const std::vector<GroupRow>& rows, const BucketGraphs& bucket
   return cost;
 }
 
+// What the head moves in a micro-batch whose rows with loss pass it once.
+struct HeadBytes {
+  int64_t to_device = 0, to_host = 0;
+};
+
+HeadBytes head_bytes(const ModelConfig& config, const ModelGraphs& graphs) {
+  const LayerOptions& layer = graphs.options.layer;
+  const int64_t rows_R = graphs.options.loss_rows, tokens = layer.batch * layer.seq_len;
+  const auto chunks = static_cast<int64_t>(graphs.chunks.size());
+  const auto compute = static_cast<int64_t>(dtype_bytes(layer.compute_dtype()));
+  const int64_t picked = layer.arithmetic_head ? rows_R * tokens * compute : rows_R * 4;
+  const int64_t d_h = rows_R * config.hidden_size * compute;
+  const int64_t u = rows_R * config.hidden_size * (layer.arithmetic_head ? compute : 4);
+  return {picked + d_h + chunks * rows_R * 4, chunks * (u + 3 * rows_R * 4)};
+}
+
 Json plan_json(const ModelConfig& config, const Prepared& prepared,
                const std::vector<GroupRow>& rows) {
   const Traits& traits = prepared.backend->traits();
@@ -104,13 +122,15 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
   const double step_seconds = flops / host_matmul_rate(config, layer, prepared.options.threads) +
                               static_cast<double>(launches) * traits.launch_seconds;
   const int64_t adapter_bytes = memory.optimizer / 4;
+  const HeadBytes head =
+      prepared.graphs.options.train ? head_bytes(config, prepared.graphs) : HeadBytes{};
   Json out = {
       {"backend", traits.name},
       {"distinct_parts", prepared.plan.distinct.size()},
       {"launches_per_layer", layer_launches},
       {"launches_per_step", launches},
-      {"bytes_h2d_per_step", x_bytes + rope_mask + adapter_bytes},
-      {"bytes_d2h_per_step", adapter_bytes + x_bytes},
+      {"bytes_h2d_per_step", x_bytes + rope_mask + adapter_bytes + head.to_device},
+      {"bytes_d2h_per_step", adapter_bytes + head.to_host},
       {"device_bytes", traits.host_memory ? 0 : memory.total() - memory.optimizer},
       {"host_bytes", traits.host_memory ? memory.total() : memory.optimizer},
       {"flops_per_step", flops},
@@ -148,6 +168,7 @@ Json plan_json(const ModelConfig& config, const Prepared& prepared,
                              {"graph", row.graph},
                              {"parts", row.parts},
                              {"host_parts", row.host_parts},
+                             {"cut", row.cut_note},
                              {"host_reasons", row.host_reasons},
                              {"placed", std::move(placed)},
                              {"calls_per_step", row.calls_per_step},
@@ -167,6 +188,7 @@ void print_groups(const std::vector<GroupRow>& rows) {
               << std::setw(6) << row.parts << std::setw(9) << row.host_parts << std::setw(7)
               << row.calls_per_step << std::setw(12) << std::fixed << std::setprecision(3)
               << row.flops * 1e-9 << "\n";
+    if (!row.cut_note.empty()) std::cout << "    cut: " << row.cut_note << "\n";
     for (const PlannedPart& part : row.placed) {
       if (!part.on_host && part.cut_reason.empty()) continue;
       std::cout << "    " << part.name << (part.on_host ? " on the host" : " on the device");
@@ -192,6 +214,26 @@ void print_memory(const Json& json, const Traits& traits) {
             << (json["bytes_d2h_per_step"].get<int64_t>() >> 10) << "\n";
 }
 
+// On each target, which has a cut of its own. `first` is planned for the first of them.
+std::vector<StepPrice> prices_of(const Options& options, const std::vector<std::string>& targets,
+                                 const Planned& first, const Json& json) {
+  const int64_t moved =
+      json["bytes_h2d_per_step"].get<int64_t>() + json["bytes_d2h_per_step"].get<int64_t>();
+  std::vector<StepPrice> prices;
+  for (const std::string& target : targets) {
+    std::optional<StepPrice> price;
+    if (&target == &targets.front()) {
+      price = price_step(first.config, first.prepared, moved);
+    } else {
+      Planned other = plan_training(options, target);
+      recall(other.prepared);
+      price = price_step(other.config, other.prepared, moved);
+    }
+    if (price) prices.push_back(std::move(*price));
+  }
+  return prices;
+}
+
 }  // namespace
 
 int cmd_plan(const Options& options) {
@@ -203,9 +245,7 @@ int cmd_plan(const Options& options) {
   const std::vector<GroupRow> rows = group_rows(planned.config, planned.prepared);
   Json json = plan_json(planned.config, planned.prepared, rows);
   if (planned.placement) json["placement"] = Json::parse(print_evidence(*planned.placement));
-  const std::vector<StepPrice> prices = price_step(
-      planned.config, planned.prepared, targets,
-      json["bytes_h2d_per_step"].get<int64_t>() + json["bytes_d2h_per_step"].get<int64_t>());
+  const std::vector<StepPrice> prices = prices_of(options, targets, planned, json);
   for (const StepPrice& price : prices) json["estimates"].push_back(price_json(price));
   const Traits& traits = planned.prepared.backend->traits();
   warn_of_memory(planned.config, planned.prepared);
@@ -242,7 +282,7 @@ int cmd_plan(const Options& options) {
 
 int cmd_compile(const Options& options) {
   const Cache cache(cache_directory(options));
-  if (options.has("import")) cache.import_bundle(options.text("import"));
+  if (options.has("import")) cache.import_bundle(options.text("import"));  // cuts lie in it too
   Planned planned = plan_training(options);
   const CompileReport report = compile(planned.prepared);
   if (options.has("export")) {

@@ -127,6 +127,9 @@ constexpr OptionSpec kTable[] = {
      "memory that compiling a part may take; 0 = no limit"},
     {"compile-budget", kReal, "14400", "SECONDS", kRuns,
      "for all parts of a run together; what is not compiled by then runs on the host; 0 = none"},
+    {"part-seconds", kReal, "", "SECONDS", kRuns,
+     "CPU time that compiling a part may be forecast to take where the compiler's own forecasts of "
+     "speed choose the cut; not with --max-mm [furiosa: 14400]"},
     {"no-adaptive-cut", kFlag, "", "", kRuns,
      "a part that fails to compile runs on the host whole, instead of being cut until it compiles"},
     {"expect-cached", kFlag, "", "", kRuns,

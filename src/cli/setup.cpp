@@ -200,6 +200,17 @@ SessionOptions session_options(const Options& options, const LoraSpec& lora,
   layer.lora = lora;
   if (options.has("dtype")) session.activation_dtype = dtype_option(options, "dtype");
   if (options.has("max-mm")) session.max_contractions = options.integer("max-mm", 0);
+  if (options.has("part-seconds")) {
+    if (session.max_contractions) {
+      fail(ErrorKind::kUsage, "--part-seconds", "can't be given beside --max-mm", "",
+           "give one of the two");
+    }
+    session.part_seconds = options.real("part-seconds");
+    if (!(*session.part_seconds >= 0)) {
+      fail(ErrorKind::kUsage, "--part-seconds", "must not be negative",
+           options.text("part-seconds"));
+    }
+  }
   if (options.has("host-parts")) {
     const std::string text = options.text("host-parts");
     session.auto_placement = text == "auto";

@@ -111,43 +111,35 @@ bool StepPrice::complete() const {
   });
 }
 
-std::vector<StepPrice> price_step(const ModelConfig& config, const Prepared& prepared,
-                                  const std::vector<std::string>& targets, int64_t transfer_bytes) {
-  const Plan& plan = prepared.plan;
+std::optional<StepPrice> price_step(const ModelConfig& config, const Prepared& prepared,
+                                    int64_t transfer_bytes) {
   const LayerOptions& layer = prepared.graphs.options.layer;
   const std::vector<Run> runs = runs_of(config, prepared);
-  std::vector<StepPrice> prices;
-  for (const std::string& target : targets) {
-    auto vendor = prepared.options.vendor;
-    if (!target.empty()) vendor["target"] = target;
-    CompileOptions options = prepared.options.plan.compile;
-    options.vendor = vendor_options(prepared.backend->traits(), vendor);
-    const std::optional<CostRates> rates = prepared.backend->cost_rates(options);
-    if (!rates) return {};
-    const Result<Estimates> estimates = estimate(runs, prepared, options);
-    if (!estimates) {
-      if (estimates.error().kind == ErrorKind::kUsage) throw UserError(estimates.error());
-      log_warn("plan", "no estimate of the step: " + estimates.error().text());
-      return {};
-    }
-    StepPrice price;
-    for (const auto& [name, value] : options.vendor) {
-      if (name == "target") price.target = value;
-    }
-    price.rates = *rates;
-    price.tokens = layer.batch * layer.seq_len;
-    price.transfer_bytes = transfer_bytes;
-    price.launch_seconds = prepared.backend->traits().launch_seconds;
-    for (const auto& [graph, calls] : runs) {
-      GraphPrice row = price_graph(*graph, calls, plan, estimates.value());
-      price.cycles += static_cast<double>(calls) * row.cycles;
-      price.flops += static_cast<double>(calls) * row.flops;
-      price.launches += calls * row.launches;
-      price.graphs.push_back(std::move(row));
-    }
-    prices.push_back(std::move(price));
+  const CompileOptions& options = prepared.options.plan.compile;
+  const std::optional<CostRates> rates = prepared.backend->cost_rates(options);
+  if (!rates) return std::nullopt;
+  const Result<Estimates> estimates = estimate(runs, prepared, options);
+  if (!estimates) {
+    if (estimates.error().kind == ErrorKind::kUsage) throw UserError(estimates.error());
+    log_warn("plan", "no estimate of the step: " + estimates.error().text());
+    return std::nullopt;
   }
-  return prices;
+  StepPrice price;
+  for (const auto& [name, value] : options.vendor) {
+    if (name == "target") price.target = value;
+  }
+  price.rates = *rates;
+  price.tokens = layer.batch * layer.seq_len;
+  price.transfer_bytes = transfer_bytes;
+  price.launch_seconds = prepared.backend->traits().launch_seconds;
+  for (const auto& [graph, calls] : runs) {
+    GraphPrice row = price_graph(*graph, calls, prepared.plan, estimates.value());
+    price.cycles += static_cast<double>(calls) * row.cycles;
+    price.flops += static_cast<double>(calls) * row.flops;
+    price.launches += calls * row.launches;
+    price.graphs.push_back(std::move(row));
+  }
+  return price;
 }
 
 Json price_json(const StepPrice& price) {

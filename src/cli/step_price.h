@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,11 +45,11 @@ struct StepPrice {
   bool complete() const;
 };
 
-// The step of a plan for each of these targets ("" = the plan's own). `transfer_bytes` move between
-// host and device a step. Empty where the backend's compiler forecasts nothing, or is missing: then
-// a line of the log says so. UserErrors: a target that it does not know.
-std::vector<StepPrice> price_step(const ModelConfig& config, const Prepared& prepared,
-                                  const std::vector<std::string>& targets, int64_t transfer_bytes);
+// The step of a plan, for the target that it was made for. `transfer_bytes` move between host and
+// device a step. Nothing where the backend's compiler forecasts nothing, or is missing: then a line
+// of the log says so. UserErrors: a target that it does not know.
+std::optional<StepPrice> price_step(const ModelConfig& config, const Prepared& prepared,
+                                    int64_t transfer_bytes);
 
 Json price_json(const StepPrice& price);
 void print_price(const StepPrice& price);

@@ -264,6 +264,8 @@ class PlanCompiler {
 
   CompileReport finish() {
     cut_.apply(report_);
+    report_.cache_digests.insert(report_.cache_digests.end(), plan_.cut_digests.begin(),
+                                 plan_.cut_digests.end());
     report_.seconds = seconds_now() - start_;
     report_.not_stored = not_stored_;
     return std::move(report_);

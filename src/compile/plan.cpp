@@ -25,7 +25,7 @@ class Planner {
     planned.graph = run_passes(planned.graph, legalise_, options_.passes);
     check_names(planned.graph);
     if (options_.host_groups.contains(named.group)) planned.host_reason = "--host-parts";
-    const PartLabels labels = cut(planned.graph, planned.host_reason);
+    const PartLabels labels = cut(planned);
     for (const Part& part : split(planned.graph, labels)) add_part(planned, part);
     if (!planned.host_reason.empty()) {
       log_info("plan", planned.name + " runs on the host: " + planned.host_reason);
@@ -45,13 +45,20 @@ class Planner {
   }
 
   // A graph that stays on the host is not cut: there is no compiler to spare.
-  PartLabels cut(const Graph& graph, std::string& host_reason) const {
-    if (host_reason.empty()) {
-      Result<PartLabels> labels = partition(graph, options_.limits);
+  PartLabels cut(PlannedGraph& planned) {
+    if (planned.host_reason.empty()) {
+      if (options_.choose_cut) {
+        if (std::optional<ChosenCut> chosen = options_.choose_cut(planned.graph)) {
+          planned.cut_note = std::move(chosen->note);
+          if (!chosen->digest.empty()) plan_.cut_digests.push_back(std::move(chosen->digest));
+          return std::move(chosen->labels);
+        }
+      }
+      Result<PartLabels> labels = partition(planned.graph, options_.limits);
       if (labels) return std::move(labels).take();
-      host_reason = "can't be cut: " + labels.error().text();
+      planned.host_reason = "can't be cut: " + labels.error().text();
     }
-    return partition(graph, PartLimits{}).take();
+    return partition(planned.graph, PartLimits{}).take();
   }
 
   void add_part(PlannedGraph& planned, const Part& part) {

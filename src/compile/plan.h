@@ -17,11 +17,21 @@
 
 namespace npu {
 
+// A cut that is not partition()'s under the limits alone.
+struct ChosenCut {
+  PartLabels labels;
+  std::string note;    // "3 parts, 421,000 cycles and 3 launches a call, by 14 estimates"
+  std::string digest;  // of its entry in the cache; "" when there is none
+};
+
 struct PlanOptions {
   PartLimits limits;  // from Traits unless the user sets --max-mm
   PassOptions passes;
   std::set<std::string, std::less<>> host_groups;  // --host-parts
   CompileOptions compile;
+  // Cuts a graph that has passed the passes; nothing: partition() does, under the limits. Null:
+  // always.
+  std::function<std::optional<ChosenCut>(const Graph&)> choose_cut;
 };
 
 // One part of one graph and where it will run.
@@ -44,6 +54,7 @@ struct PlannedGraph {
   // Why the graph as a whole stays on the host: "--host-parts", "can't be cut: …"; "" when it does
   // not, whatever becomes of its parts.
   std::string host_reason;
+  std::string cut_note;  // how its cut was chosen, where not by the limits
   std::map<std::string, TensorType, std::less<>> temporaries;  // values that cross parts
 };
 
@@ -62,6 +73,7 @@ struct Plan {
   std::vector<PlannedGraph> graphs;
   std::vector<DistinctPart> distinct;
   PartLimits limits;                                       // that its parts keep to
+  std::vector<std::string> cut_digests;                    // cache entries that say why cuts are so
   const PlannedGraph& graph(std::string_view name) const;  // InternalError when absent
 };
 
@@ -98,8 +110,9 @@ struct CompileReport {
     std::string part, reason;
     size_t pieces;
   };
-  std::vector<Cut> cuts;                   // parts that failed and whose pieces stand for them
-  std::vector<std::string> cache_digests;  // of every entry that this came from, failures included
+  std::vector<Cut> cuts;  // parts that failed and whose pieces stand for them
+  // Of every entry that this came from, failures and chosen cuts included.
+  std::vector<std::string> cache_digests;
   // False when another try may end otherwise: the budget left a part untried, or one failed for a
   // reason that is not its own.
   bool lasting = true;

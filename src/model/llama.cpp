@@ -125,9 +125,18 @@ Graph final_norm(const ModelConfig& config, const LayerOptions& options, int64_t
   const int64_t h = config.hidden_size;
   const Value x_MH =
       builder.input("x", {options.stream_dtype(), {options.batch * options.seq_len, h}});
-  const Value rows_R = builder.input("rows", {DType::kI32, {loss_rows}});
-  const Value weight = builder.input("norm.weight", {compute, {1, h}});
-  builder.output("h", rms_norm(ops::gather(x_MH, rows_R), weight, options, config.rms_norm_eps));
+  const auto normalised = [&](Value rows) {
+    const Value weight = builder.input("norm.weight", {compute, {1, h}});
+    return rms_norm(rows, weight, options, config.rms_norm_eps);
+  };
+  if (options.arithmetic_head) {
+    const Value rows_RM =
+        builder.input("rows", {compute, {loss_rows, options.batch * options.seq_len}});
+    builder.output("h", ops::matmul(rows_RM, normalised(x_MH)));
+  } else {
+    const Value rows_R = builder.input("rows", {DType::kI32, {loss_rows}});
+    builder.output("h", normalised(ops::gather(x_MH, rows_R)));
+  }
   return std::move(builder).build();
 }
 

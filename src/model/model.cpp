@@ -88,8 +88,23 @@ std::optional<Numerics> parse_numerics(std::string_view name) {
 
 double mask_value(DType dtype) { return dtype == DType::kF16 ? -3e4 : -1e30; }
 
-std::vector<int64_t> vocabulary_chunks(int64_t vocab_size, int64_t limit) {
+namespace {
+
+// `columns` rounded up by less than a sixteenth to a multiple of a power of two.
+int64_t divisible_length(int64_t columns) {
+  int64_t step = 1;
+  while (step * 32 <= columns) step *= 2;
+  return (columns + step - 1) / step * step;
+}
+
+}  // namespace
+
+std::vector<int64_t> vocabulary_chunks(int64_t vocab_size, int64_t limit, bool padded) {
   const int64_t count = (vocab_size + limit - 1) / limit;
+  for (int64_t n = count; padded; ++n) {
+    const int64_t length = divisible_length((vocab_size + n - 1) / n);
+    if (length <= limit) return std::vector<int64_t>(static_cast<size_t>(n), length);
+  }
   // An equal division gives one compiled graph instead of two, so a few more chunks are worth it.
   for (int64_t n = count; n <= 2 * count; ++n) {
     if (vocab_size % n == 0) return std::vector<int64_t>(static_cast<size_t>(n), vocab_size / n);

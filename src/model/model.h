@@ -84,6 +84,9 @@ struct LayerOptions {
   Numerics numerics = Numerics::kHf;
   LoraSpec lora;
   bool head_logits = false;  // ce_stats and ce_grad also output their logits
+  // final_norm, ce_stats and ce_grad without gather, iota, compare and select: the same values, by
+  // products and arithmetic.
+  bool arithmetic_head = false;
 
   // Dtype of activations in the graphs: f32 under Numerics::kFp32, else activation_dtype.
   DType compute_dtype() const {
@@ -109,7 +112,8 @@ Graph layer_forward(const ModelConfig& config, const LayerOptions& options);
 std::vector<std::string> trained_inputs(const LoraSpec& lora);
 
 // Rows that carry loss, picked and normalised. Inputs: "x" [M,H], "rows" i32 [R], "norm.weight"
-// [1,H]. Output: "h" [R,H].
+// [1,H]. Output: "h" [R,H]. With arithmetic_head all rows are normalised and then picked by a
+// product: "rows" is of the compute dtype, [R,M], with a 1 at each row's place.
 Graph final_norm(const ModelConfig& config, const LayerOptions& options, int64_t loss_rows);
 
 // Cross-entropy over one vocabulary chunk in a single pass (docs/decisions/003-one-pass-head.md).
@@ -120,14 +124,21 @@ Graph final_norm(const ModelConfig& config, const LayerOptions& options, int64_t
 // "argmax" f32 [R,1], the first column that reaches the maximum. ce_grad outputs the first three
 // and "u" f32 [R,H] = Σ_{j≠target} exp(logit_j − max)·W_j. With head_logits both output "logits"
 // f32 [R,C] too: where the device's f32 sums are good for 16 bits only, the host sums for the loss.
+// With arithmetic_head "u" is of the compute dtype, "target" is f32, and "column" f32 [1,C] has the
+// numbers of the columns, or kNoColumn where the chunk goes beyond the vocabulary: such a column
+// has no share in anything.
 Graph ce_stats(const ModelConfig& config, const LayerOptions& options, int64_t loss_rows,
                int64_t chunk);
 Graph ce_grad(const ModelConfig& config, const LayerOptions& options, int64_t loss_rows,
               int64_t chunk);
 
+// In f32 exact, like every column's number, and far from any target.
+inline constexpr float kNoColumn = -16777216.0f;
+
 // Sizes of the vocabulary chunks: the fewest equal chunks of at most `limit` columns, the last one
-// smaller where V does not divide.
-std::vector<int64_t> vocabulary_chunks(int64_t vocab_size, int64_t limit);
+// smaller where V does not divide. With `padded` it is as long as the others, and all are of a
+// length that divides well.
+std::vector<int64_t> vocabulary_chunks(int64_t vocab_size, int64_t limit, bool padded = false);
 
 // cos and sin of positions [n] → two f32 tensors [n, D] (both halves filled, as transformers does),
 // computed in f32 from the inverse frequencies (with llama3 scaling where configured).

@@ -81,4 +81,17 @@ void attention_mask(const Batch& batch, Tensor& mask) {
   }
 }
 
+void loss_row_input(std::span<const RowTarget> targets, Tensor& rows) {
+  std::memset(rows.mutable_data(), 0, rows.bytes());
+  const int64_t columns = rows.shape().size() == 2 ? rows.shape()[1] : 0;
+  for (size_t i = 0; i < targets.size(); ++i) {
+    const int64_t at = static_cast<int64_t>(i);
+    if (columns == 0) {
+      set_element(rows, at, targets[i].row);
+    } else {
+      set_element(rows, at * columns + targets[i].row, 1);
+    }
+  }
+}
+
 }  // namespace npu

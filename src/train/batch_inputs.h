@@ -1,6 +1,8 @@
 // What the host prepares of a micro-batch: embedding rows, RoPE tables, the block-diagonal mask.
 #pragma once
 
+#include <span>
+
 #include "model/batch.h"
 #include "model/model.h"
 #include "tensor/tensor.h"
@@ -27,5 +29,9 @@ class RopeRows {
 // mask [B,1,S,S]: 0 where row i may look at column j (same document, j ≤ i), mask_value elsewhere.
 // A padding row looks at itself alone, so that its softmax stays finite.
 void attention_mask(const Batch& batch, Tensor& mask);
+
+// "rows" of final_norm for up to R targets: their rows' numbers [R], or the product that picks them
+// [R,M]. What is left over is row 0, or no row; nothing reads its results.
+void loss_row_input(std::span<const RowTarget> targets, Tensor& rows);
 
 }  // namespace npu

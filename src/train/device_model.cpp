@@ -2,6 +2,7 @@
 #include "train/device_model.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "train/lora_state.h"
 
@@ -149,8 +150,18 @@ void DeviceModel::load_head(const ModelConfig& config, const ModelGraphs& graphs
   const int64_t vocab = config.vocab_size, hidden = config.hidden_size;
   const std::string& head_name = config.tie_word_embeddings ? kEmbedding : kHead;
   head.type = {o.weight_dtype, {vocab, hidden}};
+  // Rows beyond the vocabulary, which the last chunk may have, stay 0.
+  const int64_t rows = std::accumulate(graphs.chunks.begin(), graphs.chunks.end(), int64_t{0});
+  std::shared_ptr<Buffer> whole;
   std::vector<Copy> copies;
-  load_weight(device, head, store, head_name, copies);
+  if (rows == vocab) {
+    load_weight(device, head, store, head_name, copies);
+    whole = head.buffer;
+  } else {
+    whole = allocate(device, {o.weight_dtype, {rows, hidden}}, head_name).buffer;
+    head.buffer = device.view(whole, 0, static_cast<size_t>(head.type.bytes()));
+    copies.push_back({head, store.get(head_name)});
+  }
   copy_weights(device, store, std::move(copies));
   head_VH = read_tensor(device, head);
   embedding_VH = config.tie_word_embeddings ? head_VH : store.get(kEmbedding);
@@ -159,10 +170,32 @@ void DeviceModel::load_head(const ModelConfig& config, const ModelGraphs& graphs
   for (const int64_t chunk : graphs.chunks) {
     const TensorType type{o.weight_dtype, {chunk, hidden}};
     const size_t size = static_cast<size_t>(type.bytes());
-    head_chunks.push_back({device.view(head.buffer, offset, size), type});
+    head_chunks.push_back({device.view(whole, offset, size), type});
     head_chunks.back().buffer->freeze();
     offset += size;
   }
+  if (o.arithmetic_head) number_columns(config, graphs, device);
+}
+
+void DeviceModel::number_columns(const ModelConfig& config, const ModelGraphs& graphs,
+                                 Device& device) {
+  const auto numbered = [&](int64_t first) {
+    const int64_t chunk = graphs.chunks.front();
+    Tensor numbers(DType::kF32, {1, chunk});
+    for (int64_t i = 0; i < chunk; ++i) {
+      set_element(numbers, i, first + i < config.vocab_size ? static_cast<double>(i) : kNoColumn);
+    }
+    DeviceTensor columns = allocate(device, {DType::kF32, numbers.shape()}, "columns");
+    upload_tensor(device, columns, numbers);
+    return columns;
+  };
+  const auto chunks = static_cast<int64_t>(graphs.chunks.size());
+  columns_ = numbered(0);
+  last_columns_ = numbered((chunks - 1) * graphs.chunks.front());
+}
+
+Buffer* DeviceModel::columns(size_t chunk) const {
+  return (chunk + 1 < head_chunks.size() ? columns_ : last_columns_).buffer.get();
 }
 
 }  // namespace npu

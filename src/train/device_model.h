@@ -30,13 +30,16 @@ struct DeviceModel {
 
   // Head. embedding_VH is host memory (the head's own buffer when tied and shared).
   DeviceTensor head;
-  std::vector<DeviceTensor> head_chunks;  // views of `head`, row ranges
+  std::vector<DeviceTensor> head_chunks;  // views of `head`'s memory, row ranges
+  // "column" of a chunk, as arithmetic_head takes it; else null.
+  Buffer* columns(size_t chunk) const;
   Tensor embedding_VH, head_VH;
 
   std::vector<Workspace> workspaces;  // of graphs.buckets, in their order
   int64_t bytes = 0;
 
  private:
+  DeviceTensor columns_, last_columns_;  // the last chunk may go beyond the vocabulary
   struct Copy {
     DeviceTensor to;
     Tensor from;
@@ -51,6 +54,7 @@ struct DeviceModel {
   DeviceTensor allocate(Device& device, TensorType type, std::string_view what);
   void load_layer(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
                   const WeightStore& store, int64_t layer);
+  void number_columns(const ModelConfig& config, const ModelGraphs& graphs, Device& device);
   void load_head(const ModelConfig& config, const ModelGraphs& graphs, Device& device,
                  const WeightStore& store);
 };

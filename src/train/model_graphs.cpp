@@ -41,7 +41,7 @@ class BucketBuilder {
   void add_all() {
     const GraphOptions& o = out_.options;
     if (o.train) add_training();
-    if (o.eval) add("fwd", kLayerEval, layer_forward(config_, layer_));
+    if (o.eval && !out_.shares_layers()) add("fwd", kLayerEval, layer_forward(config_, layer_));
     add("rms", kFinalNorm, final_norm(config_, layer_, bucket_.loss_rows));
     for (size_t i = 0; i < out_.chunks.size(); ++i) {
       const int64_t chunk = out_.chunks[i];
@@ -72,21 +72,24 @@ class BucketBuilder {
     for (const std::string& name : pair.saved) {
       bucket_.saved_types.push_back(pair.forward.node(pair.forward.find_output(name)).type);
     }
-    // The first layer's backward must take the same saved tensors, so it is the full one without
-    // dx.
-    Builder first{bucket_.name(kFirstLayerBackward)};
-    std::vector<Value> mapped(pair.backward.nodes().size());
-    for (const GraphOutput& output : pair.backward.outputs()) {
-      if (output.name == "d_x") continue;
-      first.output(output.name, import_node(first, pair.backward, output.node, mapped));
-    }
     add("fwd", kLayerForward, pair.forward);
     add("bwd", kLayerBackward, pair.backward);
-    out_.graphs.push_back({"bwd", std::move(first).build(/*drop_unused_inputs=*/true)});
+    if (!out_.shares_layers()) add_first_backward(pair.backward);
 
     const Graph norm = final_norm(config_, layer_, bucket_.loss_rows);
     add("rms-bwd", kFinalNormBackward,
         differentiate(norm, "h", {"x"}, Recompute::kLayer, o.passes).backward);
+  }
+
+  // The first layer's backward must take the same saved tensors, so it is the full one without dx.
+  void add_first_backward(const Graph& backward) {
+    Builder first{bucket_.name(kFirstLayerBackward)};
+    std::vector<Value> mapped(backward.nodes().size());
+    for (const GraphOutput& output : backward.outputs()) {
+      if (output.name == "d_x") continue;
+      first.output(output.name, import_node(first, backward, output.node, mapped));
+    }
+    out_.graphs.push_back({"bwd", std::move(first).build(/*drop_unused_inputs=*/true)});
   }
 
   ModelGraphs& out_;
@@ -100,7 +103,8 @@ class BucketBuilder {
 ModelGraphs build_model_graphs(const ModelConfig& config, const GraphOptions& options) {
   ModelGraphs out;
   out.options = options;
-  out.chunks = vocabulary_chunks(config.vocab_size, options.vocab_chunk);
+  out.chunks =
+      vocabulary_chunks(config.vocab_size, options.vocab_chunk, options.layer.arithmetic_head);
   std::vector<LengthBucket> buckets = options.shorter;
   buckets.push_back({options.layer.seq_len, options.loss_rows});
   std::sort(buckets.begin(), buckets.end(),
@@ -128,7 +132,7 @@ std::string_view plain_name(std::string_view graph) { return graph.substr(0, gra
 int64_t ModelGraphs::calls_per_step(std::string_view graph_name, int64_t layers) const {
   const std::string_view name = plain_name(graph_name);
   if (name == kLayerForward) return layers;
-  if (name == kLayerBackward) return layers - 1;
+  if (name == kLayerBackward) return shares_layers() ? layers : layers - 1;
   if (name == kLayerEval) return options.train ? 0 : layers;
   const bool scores = name.starts_with(kCeStats);
   if (!scores && !name.starts_with(kCeGrad)) return 1;

@@ -27,6 +27,9 @@ struct GraphOptions {
   bool train = true;                  // forward-and-backward graphs
   bool eval = false;                  // forward-only graphs
   PassOptions passes;                 // which passes are off
+  // For compilers that take long: every layer and evaluation run the same layer graphs, though
+  // nothing reads some of their results.
+  bool few_graphs = false;
 };
 
 // Names of the graphs. The first layer's backward leaves out dx where nothing below it is trained.
@@ -57,6 +60,8 @@ struct ModelGraphs {
 
   const Graph& graph(std::string_view name) const;
   const BucketGraphs& longest() const { return buckets.front(); }
+  // There is neither layer_bwd_first nor layer_eval: layer_bwd and layer_fwd do their work.
+  bool shares_layers() const { return options.train && options.few_graphs; }
   // Graph of the head for chunk i: "ce_grad", or "ce_grad_tail" for a smaller last chunk.
   std::string head_graph(std::string_view base, size_t chunk) const;
   // How often a micro-batch of the graph's bucket runs it in a model with `layers` layers; graphs

@@ -116,9 +116,10 @@ LengthRun& ModelRunner::State::load_batch(const Batch& batch) {
 }
 
 std::optional<Error> ModelRunner::State::forward(LengthRun& run, bool train) {
-  const std::string graph = run.buffers.bucket.name(train ? kLayerForward : kLayerEval);
+  const bool saves = train || graphs.shares_layers();
+  const std::string graph = run.buffers.bucket.name(saves ? kLayerForward : kLayerEval);
   for (const Workspace::LayerCall& call : run.buffers.layers) {
-    if (auto error = runtime->run(graph, train ? call.forward : call.eval)) return error;
+    if (auto error = runtime->run(graph, saves ? call.forward : call.eval)) return error;
   }
   return std::nullopt;
 }
@@ -128,6 +129,7 @@ Result<Tensor> ModelRunner::State::run_chunk(LengthRun& run, size_t chunk, bool 
   Runtime::Bindings bindings = {{"h", buffers.h.buffer.get()},
                                 {"head.weight", model.head_chunks[chunk].buffer.get()},
                                 {"target", buffers.targets.buffer.get()},
+                                {"column", model.columns(chunk)},
                                 {"max", buffers.max.buffer.get()},
                                 {"sum", buffers.sum.buffer.get()},
                                 {"target_logit", buffers.target_logit.buffer.get()}};
@@ -141,12 +143,13 @@ Result<Tensor> ModelRunner::State::run_chunk(LengthRun& run, size_t chunk, bool 
   if (auto error = runtime->run(buffers.bucket.name(graph), bindings)) return *error;
   const Stopwatch watch(phases.head_seconds);
   const Tensor max = read_tensor(device(), buffers.max);
-  const Tensor u = train ? read_tensor(device(), buffers.u) : Tensor();
+  Tensor u = train ? read_tensor(device(), buffers.u) : Tensor();
+  if (train && u.dtype() != DType::kF32) u = u.to(DType::kF32);
   run.join.add(max, read_tensor(device(), buffers.sum), read_tensor(device(), buffers.target_logit),
                train ? &u : nullptr);
   if (head_logits()) {
     run.loss_join.add(read_tensor(device(), buffers.logits[chunk]),
-                      read_tensor(device(), buffers.targets));
+                      read_tensor(device(), buffers.targets).to(DType::kI32));
   }
   return max;
 }
@@ -155,11 +158,7 @@ std::optional<Error> ModelRunner::State::run_head(LengthRun& run,
                                                   std::span<const RowTarget> targets, bool train,
                                                   std::vector<int32_t>* argmax) {
   Workspace& buffers = run.buffers;
-  // Unused rows repeat row 0; nothing reads their results.
-  fill_tensor(device(), buffers.rows, [&](Tensor& rows) {
-    const auto to = rows.mutable_values<int32_t>();
-    for (size_t i = 0; i < to.size(); ++i) to[i] = i < targets.size() ? targets[i].row : 0;
-  });
+  fill_tensor(device(), buffers.rows, [&](Tensor& rows) { loss_row_input(targets, rows); });
   auto error = runtime->run(buffers.bucket.name(kFinalNorm),
                             {{"x", buffers.layer_input(num_layers()).buffer.get()},
                              {"rows", buffers.rows.buffer.get()},
@@ -172,9 +171,10 @@ std::optional<Error> ModelRunner::State::run_head(LengthRun& run,
   std::vector<float> best(targets.size(), -std::numeric_limits<float>::infinity());
   for (size_t chunk = 0; chunk < graphs.chunks.size(); ++chunk) {
     fill_tensor(device(), buffers.targets, [&](Tensor& relative) {
-      const auto to = relative.mutable_values<int32_t>();
-      for (size_t i = 0; i < to.size(); ++i) {
-        to[i] = i < targets.size() ? targets[i].target - static_cast<int32_t>(first_column) : -1;
+      for (int64_t i = 0; i < relative.size(); ++i) {
+        const auto row = static_cast<size_t>(i);
+        const int64_t column = row < targets.size() ? targets[row].target - first_column : -1;
+        set_element(relative, i, static_cast<double>(column));
       }
     });
     const Result<Tensor> max = run_chunk(run, chunk, train);
@@ -247,8 +247,9 @@ std::optional<Error> ModelRunner::State::backward(LengthRun& run, std::span<Para
   const BucketGraphs& bucket = run.buffers.bucket;
   for (int64_t layer = num_layers() - 1; layer >= 0; --layer) {
     const Workspace::LayerCall& call = run.buffers.layers[static_cast<size_t>(layer)];
+    const bool ends = layer == 0 && !graphs.shares_layers();
     auto error =
-        runtime->run(bucket.name(layer == 0 ? kFirstLayerBackward : kLayerBackward), call.backward);
+        runtime->run(bucket.name(ends ? kFirstLayerBackward : kLayerBackward), call.backward);
     if (error) return error;
     const Stopwatch watch(phases.grad_seconds);
     for (size_t i = 0; i < inputs.size(); ++i) {

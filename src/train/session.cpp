@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "compile/cut_search.h"
 #include "ops/ops.h"
 #include "train/device_buffers.h"
 
@@ -56,6 +57,21 @@ PartOrigin origin_of(const ModelConfig& config, const SessionOptions& options) {
   std::snprintf(eps, sizeof eps, "%g", config.rms_norm_eps);
   origin.emplace_back("rms_norm_eps", eps);
   return origin;
+}
+
+// Where compiling is dear and the compiler forecasts what parts cost, that decides where to cut,
+// unless the number of contractions of a part is given. `options` must outlive the plan's making.
+void choose_cuts(SessionOptions& options, Backend& backend) {
+  options.plan.choose_cut = nullptr;
+  if (options.max_contractions || !backend.traits().dear_compiles) return;
+  const std::optional<CostRates> rates = backend.cost_rates(options.plan.compile);
+  if (!rates) return;
+  const CutBounds bounds{options.plan.limits,
+                         options.part_seconds.value_or(rates->compile_seconds_of_a_part)};
+  options.plan.choose_cut = [&backend, bounds, compile = options.plan.compile,
+                             settings = options.compile](const Graph& graph) {
+    return search_cut(graph, backend, compile, settings, bounds);
+  };
 }
 
 }  // namespace
@@ -107,6 +123,8 @@ Prepared prepare(const ModelConfig& config, SessionOptions options) {
   options.backend = traits.name;
   options.graphs.layer.activation_dtype = options.activation_dtype.value_or(traits.compute_dtype);
   options.graphs.layer.head_logits = !traits.exact_f32;
+  options.graphs.layer.arithmetic_head = traits.arithmetic_head;
+  options.graphs.few_graphs = traits.dear_compiles;
   options.plan.limits = {traits.limits.contractions, traits.limits.nodes, traits.limits.inputs,
                          traits.limits.outputs};
   if (options.max_contractions) options.plan.limits.contractions = *options.max_contractions;
@@ -117,7 +135,9 @@ Prepared prepare(const ModelConfig& config, SessionOptions options) {
   options.graphs.passes = options.plan.passes;
   options.compile.origin = origin_of(config, options);
   out.graphs = build_model_graphs(config, options.graphs);
+  choose_cuts(options, *out.backend);
   out.plan = make_plan(out.graphs.graphs, *out.backend, options.plan);
+  options.plan.choose_cut = nullptr;  // it refers to this backend
   out.options = std::move(options);
   return out;
 }

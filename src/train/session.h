@@ -32,6 +32,9 @@ struct SessionOptions {
   std::map<std::string, std::string, std::less<>> vendor;
   std::string code_of;  // Backend::take_code_of, where the compiler is not installed
   int threads = 0;
+  // CPU seconds that compiling a part is forecast to take at most, where forecasts choose the cut;
+  // unset: as the backend has it.
+  std::optional<double> part_seconds;
   std::optional<bool> prepack;  // unset: as the backend does by default
 };
 

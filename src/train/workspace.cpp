@@ -99,8 +99,9 @@ void Workspace::place_head(const ModelConfig& config, const ModelGraphs& graphs,
   const int64_t rows_R = bucket.loss_rows, hidden = config.hidden_size;
   const TensorType column{DType::kF32, {rows_R, 1}},
       hidden_rows{o.compute_dtype(), {rows_R, hidden}};
-  rows = shared.get("rows", {DType::kI32, {rows_R}});
-  targets = shared.get("targets", {DType::kI32, {rows_R, 1}});
+  const TensorType picked{o.compute_dtype(), {rows_R, o.batch * bucket.seq_len}};
+  rows = shared.get("rows", o.arithmetic_head ? picked : TensorType{DType::kI32, {rows_R}});
+  targets = shared.get("targets", {o.arithmetic_head ? DType::kF32 : DType::kI32, {rows_R, 1}});
   h = shared.get("h", hidden_rows);
   max = shared.get("max", column);
   sum = shared.get("sum", column);
@@ -115,7 +116,7 @@ void Workspace::place_head(const ModelConfig& config, const ModelGraphs& graphs,
   }
   if (!graphs.options.train) return;
   d_h = shared.get("d_h", hidden_rows);
-  u = shared.get("u", {DType::kF32, {rows_R, hidden}});
+  u = shared.get("u", {o.arithmetic_head ? o.compute_dtype() : DType::kF32, hidden_rows.shape});
   d_x_head = shared.get("d_x of the head", layer_input(0).type);
 }
 

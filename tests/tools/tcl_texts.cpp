@@ -52,6 +52,7 @@ int run(const std::vector<std::string>& args) {
   options.layer.activation_dtype = options.layer.weight_dtype = parse_dtype(args[4]).value();
   options.layer.numerics = parse_numerics(args[5]).value();
   options.loss_rows = options.layer.batch * options.layer.seq_len;
+  options.layer.arithmetic_head = options.few_graphs = true;
   options.eval = true;
   const std::filesystem::path directory = args[7];
   std::filesystem::create_directories(directory);

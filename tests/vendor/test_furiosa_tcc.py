@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import estimates
 import pytest
 
 REPO = Path(__file__).resolve().parents[2]
@@ -28,10 +29,31 @@ def test_the_compiler_is_as_this_program_takes_it():
 @pytest.mark.parametrize("targets", ["q,v", "all"])
 def test_every_part_of_a_step_has_an_estimate(model, targets):
     command = [BUILD / "bin/npu-lora", "plan", "--model", REPO / "tests/geometry" / model, "--backend", "furiosa",
-               "--seq-len", "128", "--loss-rows", "128", "--targets", targets, "--json"]
+               "--seq-len", "128", "--loss-rows", "128", "--targets", targets, "--max-mm", "5", "--json"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     (price,) = json.loads(done.stdout)["estimates"]
     assert [line for graph in price["graphs"] for line in graph["unpriced"]] == []
-    layers = [graph for graph in price["graphs"] if graph["graph"].startswith("layer_")]
-    assert len(layers) == 3 and all(graph["host_parts"] == 0 for graph in layers)
+    assert len(price["graphs"]) == 5 and price["complete"]
+    assert all(graph["host_parts"] == 0 for graph in price["graphs"])
     assert price["tok_s"] > 0 and 0 < price["peak_share"] < 1
+
+
+def test_every_text_has_the_estimate_that_is_on_record(tmp_path):
+    """tests/vendor/estimates.json; an ordinary test holds that it has all texts."""
+    record = json.loads(estimates.FILE.read_text())
+    texts, uses = estimates.write_texts(tmp_path)
+    assert texts.keys() == record["cycles"].keys()
+    for h, text in texts.items():
+        for target in record["targets"]:
+            assert estimates.estimate(text, target) == record["cycles"][h][target], (uses[h], target)
+
+
+def test_the_cut_by_estimates_is_within_what_is_asked_of_it():
+    """Llama-3.1-8B, LoRA on q and v, a whole card: few parts, few launches, and the speed that they were chosen for."""
+    command = [BUILD / "bin/npu-lora", "plan", "--model", REPO / "tests/geometry/llama_8b", "--backend", "furiosa",
+               "--seq-len", "128", "--jobs", "2", "--json"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    plan = json.loads(done.stdout)
+    (price,) = plan["estimates"]
+    assert price["complete"] and plan["distinct_parts"] <= 12 and plan["launches_per_layer"] <= 8
+    assert price["tok_s"] >= 3000
