@@ -24,8 +24,8 @@ inline constexpr int kLoopForms = 8;
 
 // Registers hold f32 for every float dtype and for truth values (0 or 1), and i32 for i32.
 // Names: the op's, with the kind of a compare and the dtype where it matters ("compare.lt",
-// "compare.eq.i32"), and load.T, store.T, round.T, copy, row_sum, row_max. OP.T rounds what OP gives,
-// store.rounded.T what it stores.
+// "compare.eq.i32"), and load.T, store.T, round.T, copy, row_sum, row_max. OP.T rounds what OP
+// gives, store.rounded.T what it stores.
 struct LoopRow {
   const char* name;
   LoopFn forms[kLoopForms];  // bit i of the index: operand i is a column
