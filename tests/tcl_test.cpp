@@ -16,6 +16,7 @@
 #include "ir/text.h"
 #include "ops/ops.h"
 #include "ops/table.h"
+#include "tools/tcl_geometry.h"
 #include "tools/tcl_interpreter.h"
 #include "tools/tcl_parts.h"
 #include "tools/tcl_reference.h"
@@ -182,30 +183,17 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Sizes of real models: too large to run here, but each part must be written.
 TEST(TclGeometry, EveryGraphIsWritten) {
-  for (const char* geometry : {"smollm2_135m", "llama_1b", "llama_8b"}) {
-    const fs::path file = fs::path(NPU_SOURCE_DIR) / "tests/geometry" / geometry / "config.json";
-    const ModelConfig config = parse_model_config(read_json_file(file), file.string());
-    for (const char* targets : {"q,v", "all"}) {
-      for (const int64_t seq_len : {128, 512}) {
-        GraphOptions options;
-        options.layer.seq_len = options.loss_rows = seq_len;
-        options.layer.lora.targets = parse_targets(targets);
-        options.layer.activation_dtype = options.layer.weight_dtype = DType::kBF16;
-        options.layer.arithmetic_head = true;
-        options.eval = true;
-        for (const NamedGraph& named : build_model_graphs(config, options).graphs) {
-          const Graph graph = run_passes(named.graph, default_passes());
-          const std::vector<Graph> parts = supported_parts(graph);
-          EXPECT_EQ(parts.size(), 1u) << graph.name();
-          for (const Graph& part : parts) {
-            const Result<TclFunction> function = write_tcl(canonicalize(part).graph);
-            EXPECT_TRUE(function.ok())
-                << geometry << " " << graph.name() << ": " << function.error().text();
-          }
-        }
+  each_geometry(/*few_graphs=*/false, [](const std::string& use, const ModelGraphs& graphs) {
+    for (const NamedGraph& named : graphs.graphs) {
+      const Graph graph = run_passes(named.graph, default_passes());
+      const std::vector<Graph> parts = supported_parts(graph);
+      EXPECT_EQ(parts.size(), 1u) << use << " " << graph.name();
+      for (const Graph& part : parts) {
+        const Result<TclFunction> function = write_tcl(canonicalize(part).graph);
+        EXPECT_TRUE(function.ok()) << use << " " << graph.name() << ": " << function.error().text();
       }
     }
-  }
+  });
 }
 
 // ---- rows ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ npu_test(sim_train_test SOURCES sim_train_test.cpp golden_fixture.cpp LINK npu_t
 add_executable(tcl_texts tools/tcl_texts.cpp)
 target_include_directories(tcl_texts PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_link_libraries(tcl_texts PRIVATE npu_backend_cases npu_train npu_io nlohmann_json::nlohmann_json)
-npu_test(tcl_test SOURCES tcl_test.cpp tools/tcl_interpreter.cpp
+npu_test(tcl_test SOURCES tcl_test.cpp tools/tcl_geometry.cpp tools/tcl_interpreter.cpp
   LINK npu_backend_cases npu_train npu_io nlohmann_json::nlohmann_json)
 npu_test(tcl_graph_test SOURCES tcl_graph_test.cpp tools/tcl_graph.cpp tools/tcl_interpreter.cpp
   LINK npu_train npu_io nlohmann_json::nlohmann_json)

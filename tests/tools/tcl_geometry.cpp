@@ -9,7 +9,6 @@
 #include "compile/plan.h"
 #include "io/hf_model.h"
 #include "io/json.h"
-#include "train/model_graphs.h"
 
 namespace npu {
 namespace {
@@ -35,9 +34,8 @@ void add_parts(const std::string& use, const ModelGraphs& graphs, Backend& backe
 
 }  // namespace
 
-std::map<std::string, GeometryText> geometry_texts() {
-  std::map<std::string, GeometryText> texts;
-  const auto backend = make_furiosa_entry();
+void each_geometry(bool few_graphs,
+                   const std::function<void(const std::string& use, const ModelGraphs&)>& visit) {
   for (const char* geometry : {"smollm2_135m", "llama_1b", "llama_8b"}) {
     const fs::path file = fs::path(NPU_SOURCE_DIR) / "tests/geometry" / geometry / "config.json";
     const ModelConfig config = parse_model_config(read_json_file(file), file.string());
@@ -47,14 +45,24 @@ std::map<std::string, GeometryText> geometry_texts() {
         options.layer.seq_len = options.loss_rows = seq_len;
         options.layer.lora.targets = parse_targets(targets);
         options.layer.activation_dtype = options.layer.weight_dtype = DType::kBF16;
-        options.layer.arithmetic_head = backend->traits().arithmetic_head;
-        options.few_graphs = backend->traits().dear_compiles;
+        options.layer.arithmetic_head = true;
+        options.few_graphs = few_graphs;
         options.eval = true;
-        add_parts(std::string(geometry) + " " + targets + " " + std::to_string(seq_len),
-                  build_model_graphs(config, options), *backend, texts);
+        visit(std::string(geometry) + " " + targets + " " + std::to_string(seq_len),
+              build_model_graphs(config, options));
       }
     }
   }
+}
+
+std::map<std::string, GeometryText> geometry_texts() {
+  std::map<std::string, GeometryText> texts;
+  const auto backend = make_furiosa_entry();
+  NPU_CHECK(backend->traits().arithmetic_head, "as each_geometry() builds it");
+  each_geometry(backend->traits().dear_compiles,
+                [&](const std::string& use, const ModelGraphs& graphs) {
+                  add_parts(use, graphs, *backend, texts);
+                });
   return texts;
 }
 

@@ -4,18 +4,14 @@
 #include <algorithm>
 #include <map>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "ops/ops.h"
+#include "tools/tcl_lines.h"
 
 namespace npu {
 namespace {
-
-struct NotUnderstood : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 using Axes = std::vector<std::string>;
 
@@ -45,16 +41,9 @@ std::vector<std::string> words(std::string text) {
   return out;
 }
 
-std::string between(const std::string& text, const std::string& open, const std::string& close) {
-  const size_t begin = text.find(open);
-  const size_t end = begin == std::string::npos ? begin : text.find(close, begin + open.size());
-  if (end == std::string::npos) throw NotUnderstood("no " + open + "…" + close);
-  return text.substr(begin + open.size(), end - begin - open.size());
-}
-
-class Reader {
+class Reader : public TclLines {
  public:
-  explicit Reader(std::string_view text) : text_(std::string(text)), builder_("tcl") {}
+  explicit Reader(std::string_view text) : TclLines(text), builder_("tcl") {}
 
   Graph read() {
     read_signature();
@@ -65,25 +54,16 @@ class Reader {
     }
     return std::move(builder_).build();
   }
-  const std::string& line() const { return line_; }
 
  private:
-  bool next() {
-    if (!std::getline(text_, line_)) return false;
-    line_.erase(0, line_.find_first_not_of(' '));
-    return true;
-  }
-
   // "[A0, A1]/bf16"
   struct Declared {
     Axes axes;
     DType dtype;
   };
   static Declared declared(const std::string& text) {
-    const size_t begin = text.find("]/") + 2;
-    const size_t end = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789", begin);
-    const std::optional<DType> dtype = parse_dtype(text.substr(begin, end - begin));
-    if (!dtype) throw NotUnderstood("type");
+    const std::optional<DType> dtype = parse_dtype(type_name_in(text));
+    if (!dtype) throw TclRefused("type");
     return {words(between(text, "[", "]")), *dtype};
   }
 
@@ -94,11 +74,7 @@ class Reader {
     while (next() && !line_.starts_with(")")) {
       inputs.emplace_back(line_.substr(0, line_.find(':')), declared(line_));
     }
-    for (std::streampos back = text_.tellg(); next(); back = text_.tellg()) {
-      if (!line_.starts_with("assert ")) {
-        text_.seekg(back);
-        break;
-      }
+    while (next_if("assert ")) {
       const std::vector<std::string> parts = words(line_);
       sizes_[parts.at(1)] = std::stoll(parts.at(3));
     }
@@ -121,13 +97,13 @@ class Reader {
   }
   const Named& tensor(const std::string& name) const {
     const auto found = tensors_.find(name);
-    if (found == tensors_.end()) throw NotUnderstood("no tensor " + name);
+    if (found == tensors_.end()) throw TclRefused("no tensor " + name);
     return found->second;
   }
 
   void statement() {
     const size_t equals = line_.find(" = ");
-    if (equals == std::string::npos) throw NotUnderstood("no statement");
+    if (equals == std::string::npos) throw TclRefused("no statement");
     const std::string name = line_.substr(0, line_.find(':'));
     const Declared result = declared(line_.substr(0, equals));
     const std::string what = line_.substr(equals + 3);
@@ -142,7 +118,7 @@ class Reader {
       const Named made = block();
       tensors_[name] = {result.axes, converted(arranged(made, result.axes), result.dtype)};
     } else {
-      throw NotUnderstood("statement");
+      throw TclRefused("statement");
     }
   }
 
@@ -195,7 +171,7 @@ class Reader {
     std::vector<int64_t> perm;
     for (const std::string& axis : order) {
       const auto at = std::find(x.axes.begin(), x.axes.end(), axis);
-      if (at == x.axes.end()) throw NotUnderstood("axis " + axis);
+      if (at == x.axes.end()) throw TclRefused("axis " + axis);
       perm.push_back(at - x.axes.begin());
     }
     return ops::transpose(x.value, perm);
@@ -225,7 +201,7 @@ class Reader {
     Axes batch, rows, columns, summed;
     for (const std::string& axis : a.axes) {
       const bool both = contains(b.axes, axis), kept = contains(result, axis);
-      if (!both && !kept) throw NotUnderstood("an axis summed in one operand only");
+      if (!both && !kept) throw TclRefused("an axis summed in one operand only");
       if (both && kept) batch.push_back(axis);
       if (!both) rows.push_back(axis);
     }
@@ -255,7 +231,7 @@ class Reader {
 
   Named named(const std::string& word) {
     if (word[0] == '%') return locals_.at(std::stoul(word.substr(1)));
-    if (word[0] != 'f') throw NotUnderstood("operand " + word);
+    if (word[0] != 'f') throw TclRefused("operand " + word);
     return {{}, ops::constant(builder_, {DType::kF32, {}}, std::stof(word.substr(1)))};
   }
 
@@ -276,7 +252,7 @@ class Reader {
     if (op == "log") return {x.axes, ops::log(x.value)};
     if (op == "sqrt") return {x.axes, ops::sqrt(x.value)};
     if (op == "sigmoid") return {x.axes, ops::sigmoid(x.value)};
-    throw NotUnderstood("step " + op);
+    throw TclRefused("step " + op);
   }
 
   static Value combined(const std::string& op, Value a, Value b) {
@@ -286,7 +262,7 @@ class Reader {
     if (op == "/") return ops::div(a, b);
     if (op == "max_f") return ops::max(a, b);
     if (op == "min_f") return ops::min(a, b);
-    throw NotUnderstood("step " + op);
+    throw TclRefused("step " + op);
   }
 
   // "+ t[A1 A2] %3"
@@ -304,15 +280,13 @@ class Reader {
         kept.push_back(x.axes[d]);
       }
     }
-    if (w[0] != "+" && w[0] != "max_f") throw NotUnderstood("reduction " + w[0]);
+    if (w[0] != "+" && w[0] != "max_f") throw TclRefused("reduction " + w[0]);
     const Value reduced =
         w[0] == "+" ? ops::reduce_sum(x.value, dims) : ops::reduce_max(x.value, dims);
     return {kept, ops::reshape(reduced, shape(kept))};
   }
 
-  std::istringstream text_;
   Builder builder_;
-  std::string line_;
   std::map<std::string, int64_t> sizes_;
   std::map<std::string, Named> tensors_;
   std::vector<Named> locals_;

@@ -5,15 +5,11 @@
 #include <cmath>
 #include <map>
 #include <set>
-#include <sstream>
-#include <stdexcept>
+
+#include "tools/tcl_lines.h"
 
 namespace npu {
 namespace {
-
-struct Refused : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 using Axes = std::vector<std::string>;
 
@@ -34,30 +30,20 @@ std::vector<std::string> words(std::string_view text, char separator) {
   return out;
 }
 
-std::string between(const std::string& text, const std::string& open, const std::string& close) {
-  const size_t begin = text.find(open);
-  if (begin == std::string::npos) throw Refused("no '" + open + "'");
-  const size_t end = text.find(close, begin + open.size());
-  if (end == std::string::npos) throw Refused("no '" + close + "'");
-  return text.substr(begin + open.size(), end - begin - open.size());
-}
-
 // "[A0, A1]/bf16"
 TclTensor declared(const std::string& text) {
   TclTensor tensor;
   tensor.axes = words(between(text, "[", "]"), ',');
-  const size_t begin = text.find("]/") + 2;
-  const size_t end = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789", begin);
-  const std::optional<DType> dtype = parse_dtype(text.substr(begin, end - begin));
-  if (dtype != DType::kF32 && dtype != DType::kBF16) throw Refused("type of " + text);
+  const std::optional<DType> dtype = parse_dtype(type_name_in(text));
+  if (dtype != DType::kF32 && dtype != DType::kBF16) throw TclRefused("type of " + text);
   tensor.dtype = *dtype;
   return tensor;
 }
 
-class Run {
+class Run : public TclLines {
  public:
   Run(std::string_view text, const std::vector<Tensor>& inputs, const TclObserver& observer)
-      : text_(std::string(text)), inputs_(inputs), observer_(observer) {}
+      : TclLines(text), inputs_(inputs), observer_(observer) {}
 
   std::vector<TclTensor> run() {
     read_signature();
@@ -66,51 +52,39 @@ class Run {
       statement();
     }
     for (const auto& [name, used] : used_) {
-      if (!used) throw Refused("input " + name + " is not used");
+      if (!used) throw TclRefused("input " + name + " is not used");
     }
     std::vector<TclTensor> outputs;
     for (const std::string& name : words(line_.substr(7), ',')) {
-      if (is_input(name)) throw Refused("an input as an output");
+      if (is_input(name)) throw TclRefused("an input as an output");
       outputs.push_back(value(name));
     }
-    if (outputs.size() != num_outputs_) throw Refused("number of outputs");
+    if (outputs.size() != num_outputs_) throw TclRefused("number of outputs");
     return outputs;
   }
 
-  const std::string& line() const { return line_; }
-
  private:
-  bool next() {
-    if (!std::getline(text_, line_)) return false;
-    line_.erase(0, line_.find_first_not_of(' '));
-    return true;
-  }
-
   void read_signature() {
     next();
     next();
-    if (line_ != "def part(") throw Refused("no def");
+    if (line_ != "def part(") throw TclRefused("no def");
     std::vector<std::pair<std::string, TclTensor>> declarations;
     while (next() && !line_.starts_with(")")) {
       declarations.emplace_back(line_.substr(0, line_.find(':')), declared(line_));
     }
     num_outputs_ = static_cast<size_t>(std::count(line_.begin(), line_.end(), '/'));
-    if (declarations.size() != inputs_.size()) throw Refused("number of inputs");
+    if (declarations.size() != inputs_.size()) throw TclRefused("number of inputs");
     std::set<std::string> known;
     for (const auto& [name, tensor] : declarations)
       known.insert(tensor.axes.begin(), tensor.axes.end());
-    for (std::streampos back = text_.tellg(); next(); back = text_.tellg()) {
-      if (!line_.starts_with("assert ")) {
-        text_.seekg(back);
-        break;
-      }
+    while (next_if("assert ")) {
       const std::vector<std::string> parts = words(line_, ' ');
-      if (!known.contains(parts.at(1))) throw Refused("axis " + parts[1] + " is in no input");
+      if (!known.contains(parts.at(1))) throw TclRefused("axis " + parts[1] + " is in no input");
       sizes_[parts[1]] = std::stoll(parts.at(3));
     }
     for (size_t i = 0; i < declarations.size(); ++i) {
       auto& [name, tensor] = declarations[i];
-      if (inputs_[i].dtype() != tensor.dtype) throw Refused("type of input " + name);
+      if (inputs_[i].dtype() != tensor.dtype) throw TclRefused("type of input " + name);
       for (int64_t e = 0; e < inputs_[i].size(); ++e) {
         tensor.values.push_back(static_cast<float>(element(inputs_[i], e)));
       }
@@ -122,7 +96,7 @@ class Run {
 
   int64_t size(const std::string& axis) const {
     const auto found = sizes_.find(axis);
-    if (found == sizes_.end()) throw Refused("axis " + axis + " is undefined");
+    if (found == sizes_.end()) throw TclRefused("axis " + axis + " is undefined");
     return found->second;
   }
 
@@ -133,16 +107,16 @@ class Run {
   }
 
   void check(const TclTensor& tensor) const {
-    if (size(tensor.axes) != static_cast<int64_t>(tensor.values.size())) throw Refused("size");
+    if (size(tensor.axes) != static_cast<int64_t>(tensor.values.size())) throw TclRefused("size");
     const std::set<std::string> different(tensor.axes.begin(), tensor.axes.end());
-    if (different.size() != tensor.axes.size()) throw Refused("an axis twice in one tensor");
+    if (different.size() != tensor.axes.size()) throw TclRefused("an axis twice in one tensor");
   }
 
   bool is_input(const std::string& name) const { return used_.contains(name); }
 
   const TclTensor& value(const std::string& name) {
     const auto found = tensors_.find(name);
-    if (found == tensors_.end()) throw Refused("no tensor " + name);
+    if (found == tensors_.end()) throw TclRefused("no tensor " + name);
     const auto root = inputs_behind_.find(name);
     const std::string& input = root == inputs_behind_.end() ? name : root->second;
     if (used_.contains(input)) used_[input] = true;
@@ -153,16 +127,16 @@ class Run {
     const std::string name = line_.substr(0, line_.find(':'));
     if (name.empty() || std::isupper(static_cast<unsigned char>(name[0])) ||
         tensors_.contains(name)) {
-      throw Refused("name " + name);
+      throw TclRefused("name " + name);
     }
     const size_t equals = line_.find(" = ");
-    if (equals == std::string::npos) throw Refused("no statement");
+    if (equals == std::string::npos) throw TclRefused("no statement");
     TclTensor result = declared(line_.substr(0, equals));
     const std::string what = line_.substr(equals + 3);
     if (what.starts_with("reshape(")) {
       const std::string from = between(what, "(", ")");
       const TclTensor& source = value(from);
-      if (source.dtype != result.dtype) throw Refused("a reshape to another type");
+      if (source.dtype != result.dtype) throw TclRefused("a reshape to another type");
       result.values = source.values;
       if (is_input(from)) inputs_behind_[name] = from;
     } else if (what.starts_with("slice(")) {
@@ -185,13 +159,13 @@ class Run {
   void slice(const std::vector<std::string>& arguments, TclTensor& result) {
     const TclTensor& source = value(arguments.at(0));
     const auto at = std::find(source.axes.begin(), source.axes.end(), arguments.at(1));
-    if (at == source.axes.end()) throw Refused("slice along an axis that is not there");
+    if (at == source.axes.end()) throw TclRefused("slice along an axis that is not there");
     const std::string piece = result.axes.at(static_cast<size_t>(at - source.axes.begin()));
-    if (with(source.axes, *at, piece) != result.axes) throw Refused("slice moves axes");
-    if (source.dtype != result.dtype) throw Refused("slice to another type");
+    if (with(source.axes, *at, piece) != result.axes) throw TclRefused("slice moves axes");
+    if (source.dtype != result.dtype) throw TclRefused("slice to another type");
     const int64_t inner = size(Axes(at + 1, source.axes.end())), whole = size(*at);
     const int64_t offset = std::stoll(arguments.at(2)), length = size(piece);
-    if (offset + length > whole) throw Refused("slice past the end");
+    if (offset + length > whole) throw TclRefused("slice past the end");
     const auto total = static_cast<int64_t>(source.values.size());
     for (int64_t outer = 0; outer < total / (whole * inner); ++outer) {
       const auto begin = source.values.begin() + (outer * whole + offset) * inner;
@@ -204,16 +178,17 @@ class Run {
     size_t axis = result.axes.size();
     for (const std::string& name : names) {
       const TclTensor& part = value(name);
-      if (part.dtype != result.dtype) throw Refused("input/output type of concat should be same");
-      if (part.axes.size() != result.axes.size()) throw Refused("concat of another rank");
+      if (part.dtype != result.dtype)
+        throw TclRefused("input/output type of concat should be same");
+      if (part.axes.size() != result.axes.size()) throw TclRefused("concat of another rank");
       for (size_t d = 0; d < part.axes.size(); ++d) {
         if (part.axes[d] == result.axes[d]) continue;
-        if (axis != result.axes.size() && axis != d) throw Refused("concat along two axes");
+        if (axis != result.axes.size() && axis != d) throw TclRefused("concat along two axes");
         axis = d;
       }
       parts.emplace_back(&part, 0);
     }
-    if (axis == result.axes.size()) throw Refused("concat along no axis");
+    if (axis == result.axes.size()) throw TclRefused("concat along no axis");
     for (auto& [part, stretch] : parts) {
       stretch =
           size(Axes(part->axes.begin() + static_cast<std::ptrdiff_t>(axis), part->axes.end()));
@@ -272,10 +247,10 @@ class Run {
     while (next() && !line_.starts_with("write.to(")) {
       const std::string what = line_.substr(line_.find(" = ") + 3);
       if (line_.substr(0, line_.find(' ')) != "%" + std::to_string(locals_.size())) {
-        throw Refused("numbering");
+        throw TclRefused("numbering");
       }
       if (what.starts_with("read(")) {
-        if (reads_ != locals_.size()) throw Refused("a read after a step");
+        if (reads_ != locals_.size()) throw TclRefused("a read after a step");
         locals_.push_back({value(between(what, "(", ")")), true});
         ++reads_;
       } else if (what.starts_with("dpe.exec(")) {
@@ -285,9 +260,9 @@ class Run {
       }
     }
     const TclTensor written = declared(line_);
-    if (written.axes != result.axes || written.dtype != result.dtype) throw Refused("write.to");
-    if (next(); line_ != ")") throw Refused("no end of the block");
-    if (kind == "ReduceByVe" && !reduced_) throw Refused("ReduceByVe without a reduction");
+    if (written.axes != result.axes || written.dtype != result.dtype) throw TclRefused("write.to");
+    if (next(); line_ != ")") throw TclRefused("no end of the block");
+    if (kind == "ReduceByVe" && !reduced_) throw TclRefused("ReduceByVe without a reduction");
     reduced_ = false;
     store(locals_.back().tensor, result);
   }
@@ -295,7 +270,7 @@ class Run {
   void store(const TclTensor& from, TclTensor& result) const {
     const std::set<std::string> a(from.axes.begin(), from.axes.end());
     if (a != std::set<std::string>(result.axes.begin(), result.axes.end())) {
-      throw Refused("what is written has other axes");
+      throw TclRefused("what is written has other axes");
     }
     const std::vector<int64_t> at = strides(result.axes, from.axes);
     walk(result.axes, [&](const std::vector<int64_t>& index) {
@@ -305,7 +280,7 @@ class Run {
   }
 
   void contract(const std::string& what) {
-    if (kind_ != "EinsumByDpe" || locals_.size() != reads_) throw Refused("a contraction here");
+    if (kind_ != "EinsumByDpe" || locals_.size() != reads_) throw TclRefused("a contraction here");
     const TclTensor &a = locals_.at(0).tensor, &b = locals_.at(1).tensor;
     TclTensor out;
     out.axes = words(between(what, "[", "]"), ',');
@@ -320,7 +295,7 @@ class Run {
     for (const std::string& axis : summed) {
       for (const TclTensor* t : {&a, &b}) {
         if (std::find(t->axes.begin(), t->axes.end(), axis) == t->axes.end()) {
-          throw Refused("an axis summed in one operand only");
+          throw TclRefused("an axis summed in one operand only");
         }
       }
     }
@@ -337,7 +312,7 @@ class Run {
 
   const TclTensor* operand(const std::string& word, TclTensor& number) const {
     if (word[0] == '%') return &locals_.at(std::stoul(word.substr(1))).tensor;
-    if (word[0] != 'f') throw Refused("operand " + word);
+    if (word[0] != 'f') throw TclRefused("operand " + word);
     number.values = {std::stof(word.substr(1))};
     return &number;
   }
@@ -346,9 +321,9 @@ class Run {
   void mainstream(const std::vector<std::string>& operands) const {
     const std::string before =
         locals_.size() == reads_ ? "%0" : "%" + std::to_string(locals_.size() - 1);
-    if (kind_ == "EinsumByDpe" && locals_.size() == reads_) throw Refused("a step first");
+    if (kind_ == "EinsumByDpe" && locals_.size() == reads_) throw TclRefused("a step first");
     if (std::find(operands.begin(), operands.end(), before) == operands.end()) {
-      throw Refused("should use mainstream");
+      throw TclRefused("should use mainstream");
     }
   }
 
@@ -373,7 +348,7 @@ class Run {
       reads_tensor |= o[0] == '%' && locals_.at(std::stoul(o.substr(1))).is_read;
     }
     if (kind_ == "EinsumByDpe" && reads_tensor && number_seen) {
-      throw Refused("a tensor after a number behind a contraction");
+      throw TclRefused("a tensor after a number behind a contraction");
     }
     number_seen |= !reads_tensor;
   }
@@ -390,7 +365,7 @@ class Run {
       } else if (op == "sigmoid") {
         v = 1.0f / (1.0f + std::exp(-v));
       } else {
-        throw Refused("step " + op);
+        throw TclRefused("step " + op);
       }
     }
     return out;
@@ -403,7 +378,7 @@ class Run {
     if (op == "/") return a / b;
     if (op == "max_f") return std::max(a, b);
     if (op == "min_f") return std::min(a, b);
-    throw Refused("step " + op);
+    throw TclRefused("step " + op);
   }
 
   TclTensor combine(const std::string& op, const TclTensor& a, const TclTensor& b) const {
@@ -417,7 +392,7 @@ class Run {
     for (const std::string& axis : out.axes) {
       const bool known = std::find(space.begin(), space.end(), axis) != space.end();
       if (!known && kind_ != "EinsumByVe" && kind_ != "EinsumByDpe") {
-        throw Refused("a read enlarges the main tensor");
+        throw TclRefused("a read enlarges the main tensor");
       }
     }
     const std::vector<int64_t> sa = strides(out.axes, a.axes), sb = strides(out.axes, b.axes);
@@ -430,19 +405,19 @@ class Run {
 
   // "+ t[A1 A2] %3"
   void reduce(const std::vector<std::string>& w) {
-    if (kind_ != "ReduceByVe") throw Refused("a reduction in " + kind_);
+    if (kind_ != "ReduceByVe") throw TclRefused("a reduction in " + kind_);
     reduced_ = true;
     std::string list;
     for (size_t i = 1; i + 1 < w.size(); ++i) list += w[i] + " ";
     const Axes summed = words(between(list, "t[", "]"), ' ');
-    if (summed.empty()) throw Refused("a reduction over nothing");
+    if (summed.empty()) throw TclRefused("a reduction over nothing");
     const TclTensor& x = locals_.at(std::stoul(w.back().substr(1))).tensor;
     TclTensor out;
     for (const std::string& axis : x.axes) {
       if (std::find(summed.begin(), summed.end(), axis) == summed.end()) out.axes.push_back(axis);
     }
     if (out.axes.size() + summed.size() != x.axes.size())
-      throw Refused("a reduced axis is not there");
+      throw TclRefused("a reduced axis is not there");
     const bool max = w[0] == "max_f";
     out.values.assign(static_cast<size_t>(size(out.axes)), max ? -INFINITY : 0.0f);
     const std::vector<int64_t> so = strides(x.axes, out.axes), sx = strides(x.axes, x.axes);
@@ -454,10 +429,9 @@ class Run {
     locals_.push_back({std::move(out), false});
   }
 
-  std::istringstream text_;
   const std::vector<Tensor>& inputs_;
   const TclObserver& observer_;
-  std::string line_, kind_;
+  std::string kind_;
   std::map<std::string, int64_t> sizes_;
   std::map<std::string, TclTensor> tensors_;
   std::map<std::string, bool> used_;
