@@ -51,10 +51,21 @@ def run(npu_lora):
 
 
 @pytest.fixture(scope="session")
-def op_cases():
-    """Program that writes every op's samples as ONNX and OpenVINO IR: $NPU_OP_CASES or the build's."""
-    return existing(os.environ.get("NPU_OP_CASES", REPO / "build/release/tests/op_cases"),
-                    "cmake --build --preset release --target op_cases")
+def op_case_directory(tmp_path_factory):
+    """Every op's samples as graphs, ONNX and OpenVINO IR, written by $NPU_OP_CASES or the build's program."""
+    program = existing(os.environ.get("NPU_OP_CASES", REPO / "build/release/tests/op_cases"),
+                       "cmake --build --preset release --target op_cases")
+    path = tmp_path_factory.mktemp("op_cases")
+    subprocess.run([program, str(path)], check=True)
+    return path
+
+
+@pytest.fixture(scope="session")
+def op_cases(op_case_directory):
+    """What its manifest says of them."""
+    cases = json.loads((op_case_directory / "manifest.json").read_text())
+    assert len(cases) > 50
+    return cases
 
 
 @pytest.fixture(scope="session")

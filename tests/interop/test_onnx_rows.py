@@ -4,15 +4,12 @@
 awkward inputs and outputs; the expected outputs are the rows' own kernels.
 """
 
-import json
 import pathlib
-import subprocess
 
 import numpy
 import onnx
 import onnxruntime
 import openvino
-import pytest
 
 # bf16 has no numpy type: raw bits, compared as such.
 NUMPY_TYPES = {
@@ -27,21 +24,6 @@ NUMPY_TYPES = {
 # Largest |difference| relative to the largest |expected|.
 BOUNDS = {"movement": 0.0, "layer": 1e-5}
 OTHER_BOUND = 2e-6
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory, op_cases):
-    """Everything that op_cases writes."""
-    path = tmp_path_factory.mktemp("op_cases")
-    subprocess.run([op_cases, str(path)], check=True)
-    return path
-
-
-@pytest.fixture(scope="module")
-def cases(directory):
-    cases = json.loads((directory / "manifest.json").read_text())
-    assert len(cases) > 50
-    return cases
 
 
 def read(directory, tensor):
@@ -74,10 +56,10 @@ def mismatch(case, index, result, expected):
     return None if error <= bound else f"{where}: error {error} above {bound}"
 
 
-def test_checker_accepts_every_model(directory, cases):
+def test_checker_accepts_every_model(op_case_directory, op_cases):
     """onnx.checker, with types and shapes inferred strictly and equal to those declared."""
-    for case in cases:
-        model = onnx.load(directory / f"{case['name']}.onnx")
+    for case in op_cases:
+        model = onnx.load(op_case_directory / f"{case['name']}.onnx")
         assert model.ir_version == 8
         assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 17)]
         onnx.checker.check_model(model, full_check=True)
@@ -85,12 +67,12 @@ def test_checker_accepts_every_model(directory, cases):
         assert len(model.graph.output) == len(case["outputs"])
 
 
-def test_onnxruntime_equals_kernels(directory, cases):
+def test_onnxruntime_equals_kernels(op_case_directory, op_cases):
     ran, failures = 0, []
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    for case in cases:
-        path = directory / f"{case['name']}.onnx"
+    for case in op_cases:
+        path = op_case_directory / f"{case['name']}.onnx"
         model = onnx.load(path)
         if has_16_bit_type(model):
             continue
@@ -99,35 +81,35 @@ def test_onnxruntime_equals_kernels(directory, cases):
             session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
             )
-            feeds = {t["name"]: read(directory, t) for t in case["inputs"]}
+            feeds = {t["name"]: read(op_case_directory, t) for t in case["inputs"]}
             results = session.run(None, feeds)
         except Exception as failure:  # every case is reported, not only the first
             failures.append(f"{case['name']}: {str(failure)[:300]}")
             continue
         for index, result in enumerate(results):
-            expected = read(directory, case["outputs"][index])
+            expected = read(op_case_directory, case["outputs"][index])
             failures.append(mismatch(case, index, numpy.asarray(result), expected))
     failures = [failure for failure in failures if failure]
     assert not failures, "\n".join(failures)
     assert ran > 50
 
 
-def test_16_bit_models_say_so(directory, cases):
+def test_16_bit_models_say_so(op_case_directory, op_cases):
     """What the run above leaves out: the cases with a 16-bit type at their ends or inside."""
-    for case in cases:
-        model = onnx.load(directory / f"{case['name']}.onnx")
+    for case in op_cases:
+        model = onnx.load(op_case_directory / f"{case['name']}.onnx")
         tensors = case["inputs"] + case["outputs"]
         if any(tensor["dtype"] in ("bf16", "f16") for tensor in tensors):
             assert has_16_bit_type(model), case["name"]
 
 
-def test_openvino_reads_every_ir(directory, cases):
+def test_openvino_reads_every_ir(op_case_directory, op_cases):
     """The files, read by OpenVINO's Python API: names, order, types and shapes of all ports."""
     core = openvino.Core()
     names = {"f32": "f32", "f16": "f16", "bf16": "bf16", "i32": "i32", "i64": "i64", "u8": "u8"}
     names["pred"] = "boolean"
-    for case in cases:
-        stem = directory / case["name"]
+    for case in op_cases:
+        stem = op_case_directory / case["name"]
         weights = pathlib.Path(f"{stem}.bin").read_bytes()
         model = core.read_model(f"{stem}.xml", f"{stem}.bin" if weights else "")
         for ports, tensors in ((model.inputs, case["inputs"]), (model.outputs, case["outputs"])):

@@ -3,9 +3,7 @@
 `op_cases` writes each row's samples, layer graphs and graphs with awkward ends as text, with the kernels'
 outputs; workers/furiosa_torch_compiler.py rebuilds them of torch ops."""
 import importlib.util
-import json
 import re
-import subprocess
 
 import pytest
 import torch
@@ -25,18 +23,6 @@ def compiler():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory, op_cases):
-    path = tmp_path_factory.mktemp("op_cases")
-    subprocess.run([op_cases, str(path)], check=True)
-    return path
-
-
-@pytest.fixture(scope="module")
-def cases(directory):
-    return json.loads((directory / "manifest.json").read_text())
 
 
 def read(directory, tensor):
@@ -67,15 +53,15 @@ def test_every_row_has_a_call(compiler):
     assert len(rows) > 20 and sorted(compiler.OPS) == sorted(rows)
 
 
-def test_calls_equal_the_kernels(compiler, directory, cases):
+def test_calls_equal_the_kernels(compiler, op_case_directory, op_cases):
     failures, ran = [], set()
-    for case in cases:
-        part = compiler.Part((directory / f"{case['name']}.ir").read_text())
+    for case in op_cases:
+        part = compiler.Part((op_case_directory / f"{case['name']}.ir").read_text())
         noise = LAYER_NOISE if case["family"] == "layer" else NOISE
-        results = part(*(read(directory, tensor) for tensor in case["inputs"]))
+        results = part(*(read(op_case_directory, tensor) for tensor in case["inputs"]))
         assert len(results) == len(case["outputs"])
         for index, result in enumerate(results):
-            wrong = mismatch(result, read(directory, case["outputs"][index]), noise)
+            wrong = mismatch(result, read(op_case_directory, case["outputs"][index]), noise)
             if wrong:
                 failures.append(f"{case['name']} output {index}: {wrong}")
         ran.update(node.op for node in part.nodes.values())
@@ -83,16 +69,16 @@ def test_calls_equal_the_kernels(compiler, directory, cases):
     assert ran - {None} == set(compiler.OPS), "each call was tried"
 
 
-def test_a_wrong_call_is_noticed(compiler, directory, cases, monkeypatch):
+def test_a_wrong_call_is_noticed(compiler, op_case_directory, op_cases, monkeypatch):
     monkeypatch.setitem(compiler.OPS, "sub", lambda node, a, b: b - a)
     with pytest.raises(AssertionError, match="sub_0 output 0"):
-        test_calls_equal_the_kernels(compiler, directory, cases)
+        test_calls_equal_the_kernels(compiler, op_case_directory, op_cases)
 
 
-def test_every_graph_exports(compiler, directory, cases):
+def test_every_graph_exports(compiler, op_case_directory, op_cases):
     """As torch.export traces it: what the vendor's compiler is shown gives the same ports."""
-    for case in cases:
-        part = compiler.Part((directory / f"{case['name']}.ir").read_text())
+    for case in op_cases:
+        part = compiler.Part((op_case_directory / f"{case['name']}.ir").read_text())
         exported = torch.export.export(part, part.examples(), strict=False)
         users = exported.graph_signature
         assert len(users.user_inputs) == len(case["inputs"]) and len(users.user_outputs) == len(case["outputs"])
