@@ -109,18 +109,6 @@ std::optional<Error> map_ports(const Graph& compiled, const std::string& where,
   return std::nullopt;
 }
 
-int64_t input_bytes(const Graph& graph) {
-  int64_t bytes = 0;
-  for (const NodeId id : graph.inputs()) bytes += graph.node(id).type.bytes();
-  return bytes;
-}
-
-int64_t output_bytes(const Graph& graph) {
-  int64_t bytes = 0;
-  for (const GraphOutput& output : graph.outputs()) bytes += graph.node(output.node).type.bytes();
-  return bytes;
-}
-
 double call_seconds(const Profile& profile, const Graph& compiled) {
   const auto takes = [](double amount, double per_second) {
     return per_second > 0 ? amount / per_second : 0.0;
@@ -129,8 +117,8 @@ double call_seconds(const Profile& profile, const Graph& compiled) {
   double seconds =
       costs.launch_seconds + takes(compiled.contraction_flops(), costs.flops_per_second);
   if (profile.host_memory) {
-    seconds += takes(static_cast<double>(input_bytes(compiled)), costs.h2d_bytes_per_second);
-    seconds += takes(static_cast<double>(output_bytes(compiled)), costs.d2h_bytes_per_second);
+    seconds += takes(static_cast<double>(compiled.input_bytes()), costs.h2d_bytes_per_second);
+    seconds += takes(static_cast<double>(compiled.output_bytes()), costs.d2h_bytes_per_second);
   }
   return seconds;
 }
@@ -210,7 +198,7 @@ std::optional<Error> SimDevice::load_fault(const Graph& part, const std::string&
         return Error{ErrorKind::kRetriable, where_, "the loader aborted",
                      "panic in a function that cannot unwind", "run the part on the host"};
       case Failure::kOutOfMemory:
-        return out_of_memory(input_bytes(part) + output_bytes(part));
+        return out_of_memory(part.input_bytes() + part.output_bytes());
       default:
         return Error{ErrorKind::kBadInput, where_, "the runtime refuses the compiled part",
                      "planted fault", "clear the compile cache"};
@@ -225,7 +213,7 @@ Result<std::unique_ptr<Executable>> SimDevice::load(const Blob& blob, const Grap
   const std::string text = print_graph(part);
   if (auto failure = load_fault(part, text)) return *failure;
   if (profile_->host_memory) {  // every call brings all of it over
-    const int64_t bytes = input_bytes(compiled.value()) + output_bytes(compiled.value());
+    const int64_t bytes = compiled.value().input_bytes() + compiled.value().output_bytes();
     if (!budget_->take(bytes)) return out_of_memory(bytes);
     budget_->release(bytes);
   }

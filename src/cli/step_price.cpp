@@ -17,16 +17,6 @@ namespace {
 // Of the distinct parts that a step runs on the device, by their place in the plan.
 using Estimates = std::map<size_t, Result<double>>;
 
-int64_t port_bytes(const Graph& part) {
-  int64_t bytes = 0;
-  const auto add = [&](const TensorType& type) {
-    bytes += num_elements(type.shape) * static_cast<int64_t>(dtype_bytes(type.dtype));
-  };
-  for (const NodeId id : part.inputs()) add(part.node(id).type);
-  for (const GraphOutput& output : part.outputs()) add(part.node(output.node).type);
-  return bytes;
-}
-
 GraphPrice price_graph(const PlannedGraph& graph, int64_t calls, const Plan& plan,
                        const Estimates& estimates) {
   GraphPrice price;
@@ -47,7 +37,7 @@ GraphPrice price_graph(const PlannedGraph& graph, int64_t calls, const Plan& pla
     const Graph& body = plan.distinct[part.distinct].graph;
     price.cycles += cycles.value();
     price.flops += body.contraction_flops();
-    price.bytes += port_bytes(body);
+    price.bytes += body.input_bytes() + body.output_bytes();
   }
   return price;
 }

@@ -23,15 +23,6 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 using Range = std::pair<int, int>;  // pieces [first, second)
 
-double port_bytes(const Graph& part) {
-  double bytes = 0;
-  for (const NodeId id : part.inputs()) bytes += static_cast<double>(part.node(id).type.bytes());
-  for (const GraphOutput& output : part.outputs()) {
-    bytes += static_cast<double>(part.node(output.node).type.bytes());
-  }
-  return bytes;
-}
-
 bool within(int64_t count, int64_t limit) { return limit <= 0 || count <= limit; }
 
 // Labels in which `begins` are the first pieces of the parts.
@@ -54,8 +45,9 @@ std::vector<Graph> parts_of(const Graph& graph, const PartLabels& labels) {
 
 // By the products and by the bytes that must move, whichever takes longer.
 double guessed_cycles(const Graph& part, const CostRates& rates) {
+  const auto bytes = static_cast<double>(part.input_bytes() + part.output_bytes());
   const double seconds = std::max(part.contraction_flops() / rates.flops_per_second,
-                                  port_bytes(part) / std::max(1.0, rates.memory_bytes_per_second));
+                                  bytes / std::max(1.0, rates.memory_bytes_per_second));
   return seconds * rates.cycles_per_second;
 }
 

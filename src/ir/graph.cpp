@@ -68,6 +68,18 @@ double Graph::contraction_flops() const {
   return flops;
 }
 
+int64_t Graph::input_bytes() const {
+  int64_t bytes = 0;
+  for (const NodeId id : inputs_) bytes += node(id).type.bytes();
+  return bytes;
+}
+
+int64_t Graph::output_bytes() const {
+  int64_t bytes = 0;
+  for (const GraphOutput& output : outputs_) bytes += node(output.node).type.bytes();
+  return bytes;
+}
+
 const TensorType& Value::type() const {
   NPU_CHECK(valid(), "an invalid Value has no type");
   return builder->node(id).type;

@@ -47,6 +47,8 @@ class Graph {
   int64_t num_contractions() const;
   // Floating-point operations of its contractions (2·M·N·K each).
   double contraction_flops() const;
+  int64_t input_bytes() const;
+  int64_t output_bytes() const;
 
  private:
   friend class Builder;
