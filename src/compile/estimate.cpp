@@ -20,7 +20,12 @@ using Kind = CompileOutcome::Kind;
 std::optional<Result<double>> read_entry(const std::optional<CompileOutcome>& outcome) {
   if (!outcome) return std::nullopt;
   if (!outcome->built()) {
-    return Result<double>(Error{ErrorKind::kBadInput, "estimate", outcome->reason, "", ""});
+    // As make_entry() has it: "where: what…".
+    const std::string& words = outcome->reason;
+    const size_t colon = words.find(": ");
+    if (colon == std::string::npos) return std::nullopt;
+    return Result<double>(
+        Error{ErrorKind::kBadInput, words.substr(0, colon), words.substr(colon + 2), "", ""});
   }
   double cycles = 0;
   const char* const end = outcome->blob.data() + outcome->blob.size();
