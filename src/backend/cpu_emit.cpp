@@ -281,7 +281,6 @@ void emit_copy(const EmitContext& context, NodeId id, Step& step) {
   } else {
     loop.program = {load};
   }
-  constexpr int64_t kBlockCells = 4096;
   loop.block_rows = std::clamp(kBlockCells / cols.size, int64_t{1}, loop.space.inner());
   step.nodes = {id};
   step.rows = loop.space.rows;

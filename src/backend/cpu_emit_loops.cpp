@@ -8,8 +8,6 @@
 namespace npu::cpu {
 namespace {
 
-// Cells of registers and memory that a block of rows should touch: half of a 32 KiB L1 cache.
-constexpr int64_t kBlockCells = 8192;
 constexpr int64_t kMaxBlockRows = 256;
 // Rows longer than this are cut in columns where no op looks along the row.
 constexpr int64_t kLongRow = 2048;

@@ -339,7 +339,6 @@ void PlanRunner::prepare_calls(const LoopStep& step, size_t thread) {
     PreparedCall& prepared = state.calls[o];
     LoopCall& call = prepared.call;
     call.dst = const_cast<void*>(resolve(op.dst, call.dst_stride, prepared.dst_row_bytes));
-    prepared.operands = op.src.size();
     for (size_t i = 0; i < op.src.size(); ++i) {
       call.src[i] = resolve(op.src[i], call.src_stride[i], prepared.src_row_bytes[i]);
     }
@@ -366,7 +365,7 @@ void PlanRunner::run_block(const LoopStep& step, int64_t rows, size_t thread) {
       step.program[o].fn(call);
     }
     call.dst = static_cast<std::byte*>(call.dst) + rows * prepared.dst_row_bytes;
-    for (size_t i = 0; i < prepared.operands; ++i) {
+    for (size_t i = 0; i < step.program[o].src.size(); ++i) {
       call.src[i] = static_cast<const std::byte*>(call.src[i]) + rows * prepared.src_row_bytes[i];
     }
   }

@@ -55,7 +55,6 @@ class PlanRunner {
   struct PreparedCall {
     LoopCall call;
     int64_t dst_row_bytes, src_row_bytes[3];
-    size_t operands;
     bool flat;  // rows lie one after the other: one row of all cells
   };
   struct alignas(64) ThreadState {
