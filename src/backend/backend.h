@@ -54,7 +54,7 @@ struct Traits {
   // Options of the command line that its compiler takes, with their defaults ("" = none). They
   // reach compile() and estimate_cycles() as CompileOptions::vendor.
   std::vector<std::pair<std::string, std::string>> options;
-  // What its compiler made elsewhere can be loaded where that is not installed: take_code_of().
+  // Its compiler is not installed here, and what it made elsewhere can be loaded: take_code_of().
   bool code_travels = false;
 };
 

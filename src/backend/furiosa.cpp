@@ -198,7 +198,7 @@ Traits furiosa_traits(const std::string& name) {
   traits.legalise = {"pad_to_concat"};
   traits.options = {
       {"target", kDefaultTarget}, {"tactic", ""}, {"max-shapes", ""}, {"compiler", "auto"}};
-  traits.code_travels = true;
+  traits.code_travels = !find_furiosa_tcc();
   return traits;
 }
 
@@ -217,9 +217,14 @@ class FuriosaBackend : public Backend {
       if (!torch()) return tcc.error();
       return with_configuration(torch().value().version);
     }
-    Result<std::string> version = furiosa_tcc_version(tcc.value());
-    if (!version) return version;
-    return with_configuration(std::move(version.value()) + form_text());
+    const std::lock_guard lock(version_mutex_);
+    if (tcc.value() != versioned_) {
+      Result<std::string> version = furiosa_tcc_version(tcc.value());
+      if (!version) return version;
+      versioned_ = tcc.value();
+      version_ = std::move(version.value());
+    }
+    return with_configuration(version_ + form_text());
   }
 
   bool take_code_of(const std::string& version) override {
@@ -370,6 +375,10 @@ class FuriosaBackend : public Backend {
 
   Traits traits_;
   std::string card_;
+  // What the program at this path said of itself.
+  std::mutex version_mutex_;
+  fs::path versioned_;
+  std::string version_;
   std::string elsewhere_;  // version of the compiler on another machine, where there is none here
   std::once_flag asked_;
   std::optional<Result<FuriosaTorch>> torch_;

@@ -143,9 +143,8 @@ constexpr OptionSpec kTable[] = {
     {"max-shapes", kInteger, "", "N", kRuns,
      "shapes of a tensor that this search tries, for hints that take a number"},
     {"compiler", kText, "", "NAME", kRuns,
-     "which of the vendor's compilers [furiosa: auto, furiosa-tcc and for what that has no words "
-     "for "
-     "furiosa.torch; or tcc, torch]"},
+     "which of the vendor's compilers: tcc, torch, or auto, which is torch for what TCL has no "
+     "words for [furiosa: auto]"},
     {"export", kText, "", "FILE", "compile",
      "also write the compiled parts as a bundle for another machine"},
     {"import", kText, "", "FILE", "compile", "first take compiled parts from a bundle"},
