@@ -40,15 +40,33 @@ TEST_F(FuriosaTest, ABlobHoldsTheEdfAndHowToBindIt) {
   EXPECT_EQ(read_edf_ports(blob.edf).take().inputs.size(), 2u);
   ASSERT_EQ(calls().size(), 1u);
   EXPECT_EQ(calls()[0].substr(0, 16), "compile renegade");
+  EXPECT_EQ(blob.cycles, 4321);
+  EXPECT_EQ(furiosa()->code_cycles(bytes), 4321);
+}
+
+TEST_F(FuriosaTest, CodeThatSaysNothingOfItsScheduleIsCodeAllTheSame) {
+  for (const char* mode : {"no-schedule", "odd-schedule"}) {
+    misbehave(mode);
+    const Blob code = furiosa()->compile(bf16_product(), {}).take();
+    EXPECT_EQ(decode_furiosa_blob(code).take().cycles, std::nullopt) << mode;
+    EXPECT_EQ(furiosa()->code_cycles(code), std::nullopt) << mode;
+  }
+  EXPECT_EQ(furiosa()->code_cycles("nonsense"), std::nullopt);
 }
 
 TEST_F(FuriosaTest, ADamagedBlobIsFound) {
-  FuriosaBlob blob{"renegade", std::string("\0edf\n", 5), {"a,b", ""}, {"c"}, ""};
+  FuriosaBlob blob;
+  blob.target = "renegade";
+  blob.edf = std::string("\0edf\n", 5);
+  blob.inputs = {"a,b", ""};
+  blob.outputs = {"c"};
+  blob.cycles = 12345678901.0;
   const Blob bytes = encode_furiosa_blob(blob, "tcc 1");
   const FuriosaBlob again = decode_furiosa_blob(bytes).take();
   EXPECT_EQ(again.edf, blob.edf);
   EXPECT_EQ(again.inputs, blob.inputs);
   EXPECT_EQ(again.compiler, "tcc 1");
+  EXPECT_EQ(again.cycles, blob.cycles);
   for (size_t at = 0; at < bytes.size(); ++at) {
     Blob flipped = bytes;
     flipped[at] ^= 1;
@@ -231,6 +249,9 @@ TEST_F(FuriosaTest, OptionsThatItDoesNotTake) {
       {{{"tactic", "ForLlmModelComputeBound"}}, "--max-shapes: must be given"},
       {{{"tactic", "NoConstraint"}, {"max-shapes", "4"}}, "--max-shapes: must not be given"},
       {{{"max-shapes", "0"}}, "--max-shapes: must be a whole number from 1"},
+      {{{"search", "full"}, {"max-shapes", "0"}}, "--max-shapes: must be a whole number from 1"},
+      {{{"search", "fast"}}, "--search: no such search; got fast"},
+      {{{"search", "quick"}, {"tactic", "NoConstraint"}}, "--tactic: is for --search full"},
   };
   for (const auto& wrong : all) {
     const auto backend = furiosa();
@@ -250,6 +271,48 @@ TEST_F(FuriosaTest, ATacticBecomesTheCompilersConfiguration) {
             "tactic_hint:\n  DefaultWithMaxNumUniqueShapes: 8\n");
   EXPECT_EQ(furiosa_tactic_config("", 0).take(), "");
   EXPECT_TRUE(furiosa()->compile(bf16_product(), with({{"tactic", "NoConstraint"}})).ok());
+}
+
+TEST_F(FuriosaTest, TheSearchIsQuickUnlessSomethingElseSaysHow) {
+  const auto hinted = [&](const CompileOptions& options) {
+    EXPECT_TRUE(furiosa()->compile(bf16_product(), options).ok());
+    return calls().back().ends_with(" hinted");
+  };
+  EXPECT_TRUE(hinted({}));
+  EXPECT_TRUE(hinted(with({{"search", "quick"}, {"max-shapes", "32"}})));
+  EXPECT_FALSE(hinted(with({{"search", "full"}})));
+  EXPECT_FALSE(hinted(with({{"tactic", "NoConstraint"}})));
+  EXPECT_TRUE(furiosa()->estimate_cycles(bf16_product(), {}).ok());
+  EXPECT_FALSE(calls().back().ends_with(" hinted")) << "the forecast is of the best schedule";
+
+  const fs::path config = folder.path() / "config.yaml";
+  publish_text(config, "tactic_hint: Default\n");
+  variables.set("NPU_COMPILER_CONFIG_PATH", config.string());
+  EXPECT_FALSE(hinted({}));
+  EXPECT_TRUE(hinted(with({{"search", "quick"}})));
+  variables.unset("NPU_COMPILER_CONFIG_PATH");
+
+  const std::string hint = furiosa_quick_hint(32);
+  EXPECT_NE(hint.find("max_num_partitioning_axes: 1\n"), std::string::npos);
+  EXPECT_NE(hint.find("max_num_unique_shapes: 32\n"), std::string::npos);
+  EXPECT_LT(furiosa()->cost_rates({})->compile_seconds,
+            furiosa()->cost_rates(with({{"search", "full"}}))->compile_seconds);
+}
+
+TEST_F(FuriosaTest, AHintOfTheUsersOwnIsAnotherCompiler) {
+  const auto backend = furiosa();
+  const std::string plain = backend->compiler_version().take();
+  const fs::path file = folder.path() / "hint.yaml";
+  publish_text(file, "global_hint:\n");
+  variables.set("TACTIC_HINT_PATH", file.string());
+  EXPECT_NE(backend->compiler_version().take(), plain);
+  ASSERT_TRUE(backend->compile(bf16_product(), {}).ok());
+  EXPECT_TRUE(calls().back().ends_with(" hinted"));
+  expect_says(*backend->cannot_compile(with({{"search", "quick"}})), ErrorKind::kUsage,
+              "quick can't be had beside TACTIC_HINT_PATH");
+  publish_text(file, "nonsense:\n");
+  expect_says(error_of(backend->compile(bf16_product(), {})), ErrorKind::kBadInput,
+              "unknown field `nonsense:`");
 }
 
 TEST_F(FuriosaTest, AConfigurationOfTheUsersOwnIsAnotherCompiler) {

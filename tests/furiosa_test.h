@@ -27,14 +27,14 @@ class FuriosaTest : public testing::Test {
     variables.set("NPU_LORA_FURIOSA_TCC", NPU_FAKE_TCC);
     variables.set("FAKE_TCC_LOG", log_file().string());
     for (const char* name : {"FAKE_TCC_MODE", "FAKE_TCC_ONLY", "FAKE_TCC_SECONDS", "VIRTUAL_ENV",
-                             "NPU_COMPILER_CONFIG_PATH", "RAYON_NUM_THREADS"}) {
+                             "NPU_COMPILER_CONFIG_PATH", "TACTIC_HINT_PATH", "RAYON_NUM_THREADS"}) {
       variables.unset(name);
     }
   }
   void misbehave(const std::string& mode) { variables.set("FAKE_TCC_MODE", mode); }
   fs::path bin() const { return folder.path() / "bin"; }
   fs::path log_file() const { return folder.path() / "calls"; }
-  // A line for each call of the stand-in: "compile renegade-8pe threads 2 pid 77".
+  // A line for each call of the stand-in: "compile renegade-8pe threads 2 pid 77 hinted".
   std::vector<std::string> calls() const {
     std::vector<std::string> lines;
     if (!fs::exists(log_file())) return lines;

@@ -174,7 +174,10 @@ TEST_F(FuriosaTorchTest, HintsReachIt) {
                                  {"target", "renegade-4pe"},
                                  {"tactic", "DefaultWithMaxNumUniqueShapes"},
                                  {"max-shapes", "8"}}));
-  EXPECT_NE(torch_calls().find("pes 4 hint Default shapes 8"), std::string::npos) << torch_calls();
+  EXPECT_NE(torch_calls().find("pes 4 hint Default shapes 8 pid"), std::string::npos)
+      << torch_calls();
+  compiled(bf16_product(), with({{"compiler", "torch"}, {"max-shapes", "16"}}));
+  EXPECT_NE(torch_calls().find(" quick 16\n"), std::string::npos) << torch_calls();
   expect_says(
       *make_furiosa_entry()->cannot_compile(with({{"compiler", "torch"}, {"tactic", "Fast"}})),
       ErrorKind::kUsage, "--tactic: no such hint; got Fast");

@@ -38,7 +38,7 @@ class FuriosaTcc : public testing::Test {
     return cycles.ok() ? "" : cycles.error().text();
   }
   std::string compile_error(const std::string& text) const {
-    const Result<std::string> edf = furiosa_compile_tcl(tcc, text, job);
+    const Result<TccCode> edf = furiosa_compile_tcl(tcc, text, job);
     EXPECT_FALSE(edf.ok());
     return edf.ok() ? "" : edf.error().text();
   }

@@ -178,6 +178,8 @@ class Backend {
   virtual Result<double> estimate_cycles(const Graph&, const CompileOptions&) {
     return Error{ErrorKind::kBadInput, traits().name, "makes no estimates", "", ""};
   }
+  // What the compiler itself reckoned that one call of code it made takes, in cycles, if it said.
+  virtual std::optional<double> code_cycles(const Blob&) const { return std::nullopt; }
   virtual Result<std::unique_ptr<Device>> open(const DeviceOptions& options) = 0;
 };
 

@@ -2,141 +2,47 @@
 #include "backend/furiosa.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
 #include <mutex>
 
-#include "backend/environment.h"
 #include "backend/furiosa_blob.h"
 #include "backend/furiosa_device.h"
 #include "backend/furiosa_edf.h"
+#include "backend/furiosa_options.h"
 #include "backend/furiosa_session.h"
 #include "backend/furiosa_setup.h"
 #include "backend/furiosa_tcc.h"
 #include "backend/furiosa_torch.h"
 #include "backend/tcl_writer.h"
-#include "base/hash.h"
-#include "base/thread_pool.h"
 
 namespace npu {
 namespace {
 
 // Raised when write_tcl writes other texts for the same parts: it is part of the cache key.
 constexpr const char* kTclForm = "2";
-constexpr const char* kDefaultTarget = "renegade-8pe";
 constexpr double kFlopsOfACard = 256e12;  // bf16, by the data sheet, all PEs at kClock
 constexpr double kClock = 1e9;            // assumed: the vendor counts cycles and names no clock
 constexpr double kLaunchSeconds = 10e-6;  // assumed
 constexpr double kLinkBytesPerSecond = 20e9;  // assumed; PCIe 5.0 x16 could carry three times that
 // By the vendor's estimates of 135 single blocks on 8 PEs: what a block moves, over its cycles.
 constexpr double kMemoryBytesPerSecond = 1.3e12;
-// What a part takes to compile, in CPU seconds on 1 PE, by real compiles of parts with 1 to 4
-// contractions of SmolLM2's and Llama-3.2-1B's sizes (docs/furiosa.md): 30 to 340, about as many
-// times more as it has contractions; vector blocks count for next to nothing beside them.
-constexpr double kCompileSeconds = 120;
-// How much more code for several PEs takes, by one small product on 1, 2, 4 and 8 of them (on 8
-// it was not finished after 16 times as long).
-constexpr std::pair<int, double> kCompileFactor[] = {{1, 1}, {2, 2.4}, {4, 3.3}, {8, 16}};
-// A night for the parts of a model on a machine of 8 CPUs.
-constexpr double kCompileSecondsOfAPart = 14400;
+// What the compiler's search takes, by real compiles (docs/furiosa.md).
+struct SearchCost {
+  // CPU seconds a contraction of a part, on 1, 2, 4 and 8 PEs: about as many times more as it has
+  // contractions; vector blocks count for next to nothing beside them.
+  std::pair<int, double> seconds[4];
+  double of_a_part;  // that compiling a part should not exceed
+};
+// Parts with 1 to 4 contractions of SmolLM2's and Llama-3.2-1B's sizes: 30 to 340 s in all. What
+// more PEs take is by one small product (on 8 it was not finished after 16 times as long). A part
+// may take a night of a machine of 8 CPUs.
+constexpr SearchCost kFullSearch = {{{1, 120}, {2, 288}, {4, 396}, {8, 1920}}, 14400};
+constexpr SearchCost kQuickSearch = {{{1, 8}, {2, 8}, {4, 8}, {8, 15}}, 300};
 constexpr int64_t kCardMemory = int64_t{48} << 30;
 // Arguments that a program passes to the card without a table of addresses.
 constexpr int64_t kMostInputs = 119;
 // The compiler's search grows steeply with them, launches and memory traffic fall: at 5 a layer of
 // Llama-3.1-8B is 7 launches, forward and backward, at 9 % less speed than whole (docs/furiosa.md).
 constexpr int64_t kContractionsOfAPart = 5;
-
-std::string vendor_option(const CompileOptions& options, std::string_view name) {
-  for (const auto& [option, value] : options.vendor) {
-    if (option == name) return value;
-  }
-  return "";
-}
-
-// This compile's share of the CPUs, or of what RAYON_NUM_THREADS allows in all.
-int thread_share(const CompileOptions& options) {
-  int budget = std::atoi(environment("RAYON_NUM_THREADS").c_str());
-  if (budget <= 0) budget = usable_cpus();
-  return std::max(1, budget / std::max(1, options.jobs));
-}
-
-// Nothing given is 0.
-Result<int> max_shapes_option(const CompileOptions& options) {
-  const std::string shapes = vendor_option(options, "max-shapes");
-  int max_shapes = 0;
-  const auto [end, error] =
-      std::from_chars(shapes.data(), shapes.data() + shapes.size(), max_shapes);
-  if (!shapes.empty() && (error != std::errc() || end != shapes.data() + shapes.size() ||
-                          max_shapes < 1 || max_shapes > 1 << 20)) {
-    return Error{ErrorKind::kUsage, "--max-shapes", "must be a whole number from 1", shapes, ""};
-  }
-  return max_shapes;
-}
-
-Result<std::string> tcc_config(const CompileOptions& options) {
-  const Result<int> max_shapes = max_shapes_option(options);
-  if (!max_shapes) return max_shapes.error();
-  Result<std::string> config =
-      furiosa_tactic_config(vendor_option(options, "tactic"), max_shapes.value());
-  if (config && !config.value().empty() && !environment("NPU_COMPILER_CONFIG_PATH").empty()) {
-    return Error{ErrorKind::kUsage, "--tactic", "can't be given beside NPU_COMPILER_CONFIG_PATH",
-                 environment("NPU_COMPILER_CONFIG_PATH"), "write the hint into that file"};
-  }
-  return config;
-}
-
-Result<FuriosaTarget> target_option(const CompileOptions& options) {
-  const std::string asked = vendor_option(options, "target");
-  return find_furiosa_target(asked.empty() ? kDefaultTarget : asked);
-}
-
-Result<TccJob> tcc_job(const CompileOptions& options) {
-  const Result<FuriosaTarget> target = target_option(options);
-  if (!target) return target.error();
-  Result<std::string> config = tcc_config(options);
-  if (!config) return config.error();
-  TccJob job;
-  job.target = target.value().name;
-  job.config = std::move(config.value());
-  job.threads = thread_share(options);
-  return job;
-}
-
-Result<TorchJob> torch_job(const CompileOptions& options) {
-  const Result<FuriosaTarget> target = target_option(options);
-  if (!target) return target.error();
-  const Result<int> max_shapes = max_shapes_option(options);
-  if (!max_shapes) return max_shapes.error();
-  const std::string tactic = vendor_option(options, "tactic");
-  if (!tactic.empty() && !furiosa_tactic_config(tactic, 0)) {  // not a name that takes no number
-    if (const auto numbered = furiosa_tactic_config(tactic, 1); !numbered) return numbered.error();
-  }
-  return TorchJob{target.value().pes, torch_tactic(tactic), max_shapes.value(),
-                  thread_share(options)};
-}
-
-// Of --compiler. Auto: furiosa-tcc, and furiosa.torch for what TCL does not express, if it is
-// there.
-enum class Choice : uint8_t { kAuto, kTcc, kTorch };
-Result<Choice> compiler_option(const CompileOptions& options) {
-  const std::string name = vendor_option(options, "compiler");
-  if (name.empty() || name == "auto") return Choice::kAuto;
-  if (name == "tcc") return Choice::kTcc;
-  if (name == "torch") return Choice::kTorch;
-  return Error{ErrorKind::kUsage, "--compiler", "no such compiler", name, "use auto, tcc or torch"};
-}
-
-// A configuration of the user's own: what it says counts, not where it lies.
-Result<std::string> with_configuration(std::string version) {
-  const std::string config = environment("NPU_COMPILER_CONFIG_PATH");
-  if (config.empty()) return version;
-  try {
-    return version + ", configuration " +
-           sha256_hex(read_text(config, size_t{1} << 20)).substr(0, 16);
-  } catch (const UserError& error) {
-    return error.error();
-  }
-}
 
 std::string_view element_type(DType dtype) {
   switch (dtype) {
@@ -196,8 +102,11 @@ Traits furiosa_traits(const std::string& name) {
   traits.arithmetic_head = true;
   traits.dear_compiles = true;
   traits.legalise = {"pad_to_concat"};
-  traits.options = {
-      {"target", kDefaultTarget}, {"tactic", ""}, {"max-shapes", ""}, {"compiler", "auto"}};
+  traits.options = {{"target", kFuriosaDefaultTarget},
+                    {"search", ""},
+                    {"tactic", ""},
+                    {"max-shapes", ""},
+                    {"compiler", "auto"}};
   traits.code_travels = !find_furiosa_tcc();
   return traits;
 }
@@ -215,7 +124,7 @@ class FuriosaBackend : public Backend {
     if (!tcc) {
       if (!elsewhere_.empty()) return elsewhere_;
       if (!torch()) return tcc.error();
-      return with_configuration(torch().value().version);
+      return with_furiosa_files(torch().value().version);
     }
     const std::lock_guard lock(version_mutex_);
     if (tcc.value() != versioned_) {
@@ -224,7 +133,7 @@ class FuriosaBackend : public Backend {
       versioned_ = tcc.value();
       version_ = std::move(version.value());
     }
-    return with_configuration(version_ + form_text());
+    return with_furiosa_files(version_ + form_text());
   }
 
   bool take_code_of(const std::string& version) override {
@@ -238,28 +147,28 @@ class FuriosaBackend : public Backend {
   std::optional<std::string> compiler_of(const Graph& part,
                                          const CompileOptions& options) override {
     if (!by_torch(part, options) || !torch()) return std::nullopt;
-    const Result<std::string> version = with_configuration(torch().value().version);
+    const Result<std::string> version = with_furiosa_files(torch().value().version);
     return version ? version.value() : torch().value().version;
   }
 
   std::optional<std::string> unsupported(const Graph& graph, NodeId node,
                                          const CompileOptions& options) override {
     auto reason = tcl_unsupported(graph, node);
-    const Result<Choice> choice = compiler_option(options);
-    if (!reason || !choice || choice.value() == Choice::kTcc) return reason;
-    if (choice.value() == Choice::kTorch || torch_beside()) return std::nullopt;
+    const Result<FuriosaCompiler> choice = furiosa_compiler_option(options);
+    if (!reason || !choice || choice.value() == FuriosaCompiler::kTcc) return reason;
+    if (choice.value() == FuriosaCompiler::kTorch || torch_beside()) return std::nullopt;
     return reason;
   }
 
   std::optional<Error> cannot_compile(const CompileOptions& options) override {
-    const Result<Choice> choice = compiler_option(options);
+    const Result<FuriosaCompiler> choice = furiosa_compiler_option(options);
     if (!choice) return choice.error();
-    if (choice.value() == Choice::kTorch) {
-      if (const Result<TorchJob> job = torch_job(options); !job) return job.error();
+    if (choice.value() == FuriosaCompiler::kTorch) {
+      if (const Result<TorchJob> job = furiosa_torch_job(options); !job) return job.error();
       if (!torch()) return torch().error();
       return std::nullopt;
     }
-    const Result<TccJob> job = tcc_job(options);
+    const Result<TccJob> job = furiosa_tcc_job(options);
     if (!job) return job.error();
     if (const Result<fs::path> tcc = find_furiosa_tcc(); !tcc) return tcc.error();
     return furiosa_cross_compiler_problem();
@@ -272,22 +181,23 @@ class FuriosaBackend : public Backend {
     if (!tcc) return temporary(tcc.error());
     const Result<std::string> version = compiler_version();
     if (!version) return temporary(version.error());
-    TccJob job = tcc_job(options).take();
+    TccJob job = furiosa_tcc_job(options).take();
     job.in_our_group = true;
     const Result<TclFunction> function = write_tcl(part);
     if (!function) return function.error();
     FuriosaBlob blob;
     blob.target = job.target;
-    Result<std::string> edf = furiosa_compile_tcl(tcc.value(), function.value().text, job);
-    if (!edf) return edf.error();
-    const Result<EdfPorts> ports = read_edf_ports(edf.value());
+    Result<TccCode> code = furiosa_compile_tcl(tcc.value(), function.value().text, job);
+    if (!code) return code.error();
+    const Result<EdfPorts> ports = read_edf_ports(code.value().edf);
     if (!ports) return ports.error();
     for (const auto& wrong :
          {check_ports("inputs", function.value().inputs, ports.value().inputs),
           check_ports("outputs", function.value().outputs, ports.value().outputs)}) {
       if (wrong) return *wrong;
     }
-    blob.edf = std::move(edf.value());
+    blob.edf = std::move(code.value().edf);
+    blob.cycles = code.value().cycles;
     blob.inputs = names_of(function.value().inputs);
     blob.outputs = names_of(function.value().outputs);
     return encode_furiosa_blob(blob, version.value());
@@ -295,20 +205,23 @@ class FuriosaBackend : public Backend {
   bool compiles_in_process() const override { return false; }
 
   std::optional<CostRates> cost_rates(const CompileOptions& options) override {
-    const Result<FuriosaTarget> target = target_option(options);
+    const Result<FuriosaTarget> target = furiosa_target_option(options);
     if (!target) return std::nullopt;
     const int pes = target.value().pes;
-    double factor = 1;
-    for (const auto& [count, times] : kCompileFactor) {
-      if (count <= pes) factor = times;
+    const Result<FuriosaSearch> search = furiosa_search_option(options);
+    const SearchCost& cost =
+        search && search.value() == FuriosaSearch::kFull ? kFullSearch : kQuickSearch;
+    double seconds = 0;
+    for (const auto& [count, of_a_contraction] : cost.seconds) {
+      if (count <= pes) seconds = of_a_contraction;
     }
     const double share = static_cast<double>(pes) / furiosa::kPesOfACard;
     return CostRates{kClock,
                      kFlopsOfACard * share,
                      kLinkBytesPerSecond,
                      kMemoryBytesPerSecond * share,
-                     kCompileSeconds * factor,
-                     kCompileSecondsOfAPart,
+                     seconds,
+                     cost.of_a_part,
                      std::to_string(pes) + (pes == 1 ? " PE" : " PEs") +
                          ", cycles by the vendor's model of the card, 1 GHz, 10 us a launch and "
                          "20 GB/s to the card assumed"};
@@ -321,12 +234,17 @@ class FuriosaBackend : public Backend {
       return Error{ErrorKind::kBadInput, "furiosa.torch", "compiles it, and makes no estimates", "",
                    ""};
     }
-    Result<TccJob> job = tcc_job(options);
+    Result<TccJob> job = furiosa_tcc_job(options);
     if (!job) return job.error();
     job.value().seconds_limit = options.seconds_limit;
     const Result<TclFunction> function = write_tcl(part);
     if (!function) return function.error();
     return furiosa_estimate_tcl(tcc.value(), function.value().text, job.value());
+  }
+
+  std::optional<double> code_cycles(const Blob& code) const override {
+    const Result<FuriosaBlob> blob = decode_furiosa_blob(code);
+    return blob ? blob.value().cycles : std::nullopt;
   }
 
   Result<std::unique_ptr<Device>> open(const DeviceOptions& options) override {
@@ -355,17 +273,17 @@ class FuriosaBackend : public Backend {
   // Whether this part goes to furiosa.torch; a pure function of part, options and what is
   // installed.
   bool by_torch(const Graph& part, const CompileOptions& options) {
-    const Result<Choice> choice = compiler_option(options);
-    if (!choice || choice.value() == Choice::kTcc) return false;
-    return choice.value() == Choice::kTorch || (!write_tcl(part).ok() && torch_beside());
+    const Result<FuriosaCompiler> choice = furiosa_compiler_option(options);
+    if (!choice || choice.value() == FuriosaCompiler::kTcc) return false;
+    return choice.value() == FuriosaCompiler::kTorch || (!write_tcl(part).ok() && torch_beside());
   }
 
   Result<Blob> compile_by_torch(const Graph& part, const CompileOptions& options) {
     FuriosaBlob blob;
-    blob.target = target_option(options).take().name;
+    blob.target = furiosa_target_option(options).take().name;
     blob.container = FuriosaContainer::kRunnable;
     Result<std::string> code =
-        furiosa_compile_graph(torch().value(), part, torch_job(options).take());
+        furiosa_compile_graph(torch().value(), part, furiosa_torch_job(options).take());
     if (!code) return code.error();
     blob.edf = std::move(code.value());
     for (const NodeId id : part.inputs()) blob.inputs.push_back(part.node(id).name);

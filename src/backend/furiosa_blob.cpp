@@ -3,6 +3,7 @@
 #include "backend/furiosa_blob.h"
 
 #include <charconv>
+#include <cmath>
 #include <optional>
 
 #include "backend/sealed_blob.h"
@@ -12,7 +13,7 @@ namespace {
 
 constexpr std::string_view kKind = "furiosa";
 constexpr std::string_view kEdf = "edf", kRunnable = "runnable";
-constexpr const char* kForm = "2";
+constexpr const char* kForm = "3";
 
 void put(std::string& content, std::string_view text) {
   content += std::to_string(text.size()) + ":";
@@ -71,6 +72,7 @@ Blob encode_furiosa_blob(const FuriosaBlob& blob, std::string_view compiler_vers
   put(content, compiler_version);
   put(content, blob.inputs);
   put(content, blob.outputs);
+  put(content, blob.cycles ? std::to_string(std::llround(*blob.cycles)) : "");
   put(content, blob.edf);
   return seal_blob(kKind, kForm, content);
 }
@@ -80,11 +82,13 @@ Result<FuriosaBlob> decode_furiosa_blob(const Blob& blob) {
   if (!content) return content.error();
   FuriosaBlob out;
   Reader reader(content.value());
-  std::string container;
+  std::string container, cycles;
   const bool whole = reader.text(out.target) && reader.text(container) &&
                      (container == kEdf || container == kRunnable) && reader.text(out.compiler) &&
-                     reader.list(out.inputs) && reader.list(out.outputs) && reader.text(out.edf) &&
+                     reader.list(out.inputs) && reader.list(out.outputs) && reader.text(cycles) &&
+                     (cycles.empty() || whole_number(cycles)) && reader.text(out.edf) &&
                      reader.at_end();
+  if (whole && !cycles.empty()) out.cycles = static_cast<double>(*whole_number(cycles));
   out.container = container == kRunnable ? FuriosaContainer::kRunnable : FuriosaContainer::kEdf;
   if (whole) return out;
   return Error{ErrorKind::kBadInput, "furiosa blob", "is damaged", "", "clear the compile cache"};

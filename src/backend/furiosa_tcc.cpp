@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <csignal>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "backend/environment.h"
@@ -25,6 +26,7 @@ constexpr const char* kInstall =
 constexpr const char* kCrossCompiler = "aarch64-linux-gnu-gcc";
 constexpr const char* kInstallCross = "apt install gcc-aarch64-linux-gnu libc6-dev-arm64-cross";
 constexpr size_t kEdfLimit = size_t{1} << 30;
+constexpr size_t kScheduleLimit = size_t{256} << 20;
 constexpr size_t kWordsLimit = 300;  // of the compiler's, in one message
 constexpr double kVersionSeconds = 60;
 
@@ -165,8 +167,10 @@ std::optional<Error> child_error(const ChildResult& child, std::string_view tcl,
 }
 
 // Runs it over a text in `directory`. The compiler's own cache stays off: ours is keyed better.
+// `schedule` names a folder for what its search came to; "" = none.
 ChildResult run_tcc(const fs::path& tcc, const std::string& tcl, const TccJob& job,
-                    const TempDir& directory, std::vector<std::string> arguments) {
+                    const TempDir& directory, const fs::path& schedule,
+                    std::vector<std::string> arguments) {
   publish_text(directory.path() / "part.tc", tcl);
   ChildOptions options;
   options.limits.seconds = job.seconds_limit;
@@ -177,12 +181,39 @@ ChildResult run_tcc(const fs::path& tcc, const std::string& tcl, const TccJob& j
     publish_text(config, job.config);
     options.environment.push_back("NPU_COMPILER_CONFIG_PATH=" + config.string());
   }
+  if (!job.hint.empty()) {
+    const fs::path hint = directory.path() / "hint.yaml";
+    publish_text(hint, job.hint);
+    options.environment.push_back("TACTIC_HINT_PATH=" + hint.string());
+  }
+  if (!schedule.empty()) options.environment.push_back("DUMP_TACTIC_DEBUG=" + schedule.string());
   options.on_error_line = [](std::string_view line) {
     if (line.starts_with("[")) log(LogLevel::kDebug, "compile", line);
   };
   arguments.insert(arguments.begin(), {tcc.string(), "--target-npu", job.target});
   arguments.push_back((directory.path() / "part.tc").string());
   return run_child(arguments, options);
+}
+
+// What its search says that the chosen schedule takes, over all graphs of the program: the folder
+// of its debugging output has one for each. Nothing where a release writes no such thing.
+std::optional<double> scheduled_cycles(const fs::path& folder) {
+  std::error_code failed;
+  double cycles = 0;
+  for (const fs::directory_entry& graph : fs::directory_iterator(folder, failed)) {
+    const fs::path file = graph.path() / "meta.json";
+    if (!fs::is_regular_file(file, failed) || fs::file_size(file, failed) > kScheduleLimit) {
+      return std::nullopt;
+    }
+    const auto json = nlohmann::json::parse(read_text(file, kScheduleLimit), nullptr, false);
+    static const nlohmann::json::json_pointer kCycles(
+        "/baseline/cost/Compilable/cycle/execution_time");
+    if (json.is_discarded() || !json.contains(kCycles) || !json.at(kCycles).is_number()) {
+      return std::nullopt;
+    }
+    cycles += json.at(kCycles).get<double>();
+  }
+  return cycles > 0 && std::isfinite(cycles) ? std::optional(cycles) : std::nullopt;
 }
 
 constexpr FuriosaTarget kTargets[] = {
@@ -262,27 +293,29 @@ Result<FuriosaTarget> find_furiosa_target(std::string_view name) {
                "use one of " + names_of(kTargets)};
 }
 
-Result<std::string> furiosa_compile_tcl(const fs::path& tcc, const std::string& tcl,
-                                        const TccJob& job) {
+Result<TccCode> furiosa_compile_tcl(const fs::path& tcc, const std::string& tcl,
+                                    const TccJob& job) {
   const TempDir directory;
-  const fs::path out = directory.path() / "part.edf";
-  const ChildResult child =
-      run_tcc(tcc, tcl, job, directory, {"--no-compiler-cache", "--output", out.string()});
+  const fs::path out = directory.path() / "part.edf", schedule = directory.path() / "schedule";
+  const ChildResult child = run_tcc(tcc, tcl, job, directory, schedule,
+                                    {"--no-compiler-cache", "--output", out.string()});
   if (auto error = child_error(child, tcl, job)) return std::move(*error);
   std::error_code failed;
   if (!fs::is_regular_file(out, failed)) {
     return tcc_error(ErrorKind::kRetriable, "ended well and left no EDF",
                      last_words(lines_of(child.err_tail)));
   }
-  std::string edf = read_text(out, kEdfLimit);
-  if (auto error = check_edf_frame(edf)) return std::move(*error);
-  return edf;
+  TccCode code{read_text(out, kEdfLimit), scheduled_cycles(schedule)};
+  if (auto error = check_edf_frame(code.edf)) return std::move(*error);
+  return code;
 }
 
 Result<double> furiosa_estimate_tcl(const fs::path& tcc, const std::string& tcl,
                                     const TccJob& job) {
   const TempDir directory;
-  const ChildResult child = run_tcc(tcc, tcl, job, directory, {"--evaluate-tcl"});
+  TccJob freely = job;  // a hint is for the search, whose model is another
+  freely.hint.clear();
+  const ChildResult child = run_tcc(tcc, tcl, freely, directory, "", {"--evaluate-tcl"});
   if (auto error = child_error(child, tcl, job)) return std::move(*error);
   const std::vector<std::string> lines = lines_of(child.out);
   double cycles = -1;
@@ -317,6 +350,13 @@ Result<std::string> furiosa_tactic_config(const std::string& tactic, int max_sha
   }
   return Error{ErrorKind::kUsage, "--tactic", "no such hint", tactic,
                "use one of " + names_of(kTactics)};
+}
+
+std::string furiosa_quick_hint(int max_shapes) {
+  const std::string bounds =
+      "  max_num_partitioning_axes: 1\n  max_num_unique_shapes: " + std::to_string(max_shapes) +
+      "\n  use_efficiently_broadcasted_tactic: true\n";
+  return "global_hint:\n" + bounds + "global_einsum_hint:\n" + bounds;
 }
 
 }  // namespace npu

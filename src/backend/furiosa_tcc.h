@@ -35,16 +35,19 @@ Result<FuriosaTarget> find_furiosa_target(std::string_view name);
 struct TccJob {
   std::string target;         // checked by find_furiosa_target
   std::string config;         // YAML for NPU_COMPILER_CONFIG_PATH; "" = the compiler's own defaults
+  std::string hint;           // YAML for TACTIC_HINT_PATH, of a compile; "" = none
   int threads = 1;            // RAYON_NUM_THREADS
   double seconds_limit = 0;   // 0 = none
   bool in_our_group = false;  // whoever limits this process limits the compiler too
 };
 
-// The EDF of a text, checked for its frame. Errors are kBadInput where the compiler would say the
-// same again, with its own words; kRetriable where it was stopped or could not do its work here;
-// kUsage where its configuration is wrong.
-Result<std::string> furiosa_compile_tcl(const fs::path& tcc, const std::string& tcl,
-                                        const TccJob& job);
+struct TccCode {
+  std::string edf;               // checked for its frame
+  std::optional<double> cycles;  // of one call, as the search reckoned the schedule that it chose
+};
+// Errors are kBadInput where the compiler would say the same again, with its own words; kRetriable
+// where it was stopped or could not do its work here; kUsage where its configuration is wrong.
+Result<TccCode> furiosa_compile_tcl(const fs::path& tcc, const std::string& tcl, const TccJob& job);
 
 // Clock cycles of one call by the vendor's model of the card. Needs no cross compiler. A text with
 // a size left open, for which the vendor prints 0, is an Error.
@@ -54,5 +57,9 @@ Result<double> furiosa_estimate_tcl(const fs::path& tcc, const std::string& tcl,
 // compiler's own). kUsage Errors: a tactic that 2026.4 does not know; a number it does not take, or
 // needs.
 Result<std::string> furiosa_tactic_config(const std::string& tactic, int max_shapes);
+
+// The hint that keeps the search to tensors divided along one axis, and to so many shapes of each:
+// seconds in place of minutes to days, for a schedule that is somewhat slower (docs/furiosa.md).
+std::string furiosa_quick_hint(int max_shapes);
 
 }  // namespace npu

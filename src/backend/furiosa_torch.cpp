@@ -110,6 +110,11 @@ Result<std::string> furiosa_compile_graph(const FuriosaTorch& torch, const Graph
                          "TORCH_DEVICE_BACKEND_AUTOLOAD=0",
                          // Its own cache, if this release can't be told to leave it.
                          "XDG_CACHE_HOME=" + directory.path().string()};
+  if (!job.hint.empty()) {
+    const fs::path hint = directory.path() / "hint.yaml";
+    publish_text(hint, job.hint);
+    options.environment.push_back("TACTIC_HINT_PATH=" + hint.string());
+  }
   options.on_error_line = [](std::string_view line) { log(LogLevel::kDebug, "compile", line); };
   const ChildResult child = run_child(
       command(torch.python, {"compile", source.string(), out.string(), std::to_string(job.pes),

@@ -21,6 +21,7 @@ struct TorchJob {
   int pes = 1;
   std::string tactic;  // of TacticHintConfig; "" = its own default
   int max_shapes = 0;  // 0 = its own default
+  std::string hint;    // YAML for TACTIC_HINT_PATH; "" = none
   int threads = 1;
 };
 

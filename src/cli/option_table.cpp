@@ -129,7 +129,7 @@ constexpr OptionSpec kTable[] = {
      "for all parts of a run together; what is not compiled by then runs on the host; 0 = none"},
     {"part-seconds", kReal, "", "SECONDS", kRuns,
      "CPU time that compiling a part may be forecast to take where the compiler's own forecasts of "
-     "speed choose the cut; not with --max-mm [furiosa: 14400]"},
+     "speed choose the cut; not with --max-mm [furiosa: 300 with a quick search, else 14400]"},
     {"no-adaptive-cut", kFlag, "", "", kRuns,
      "a part that fails to compile runs on the host whole, instead of being cut until it compiles"},
     {"expect-cached", kFlag, "", "", kRuns,
@@ -137,11 +137,15 @@ constexpr OptionSpec kTable[] = {
     {"target", kWords, "", "NAME", kRuns,
      "what the vendor's compiler compiles for; plan takes several and prices the step on each "
      "[furiosa: renegade-8pe; also renegade, renegade-2pe, renegade-4pe]"},
+    {"search", kText, "", "HOW", kRuns,
+     "how far the vendor's compiler looks for the best schedule: quick (seconds to minutes a part) "
+     "or full (minutes to days) [furiosa: quick]"},
     {"tactic", kText, "", "NAME", kRuns,
-     "hint for the search of the vendor's compiler [furiosa: its own; ForLlmModelComputeBound, "
-     "ForLlmModelIOBound, NoConstraint, …]"},
+     "hint for its full search [furiosa: its own; ForLlmModelComputeBound, ForLlmModelIOBound, "
+     "NoConstraint, …]"},
     {"max-shapes", kInteger, "", "N", kRuns,
-     "shapes of a tensor that this search tries, for hints that take a number"},
+     "shapes of a tensor that the quick search tries [furiosa: 8], or the full one with a tactic "
+     "that takes a number"},
     {"compiler", kText, "", "NAME", kRuns,
      "which of the vendor's compilers: tcc, torch, or auto, which is torch for what TCL has no "
      "words for [furiosa: auto]"},

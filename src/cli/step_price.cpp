@@ -9,16 +9,21 @@
 #include <set>
 
 #include "base/log.h"
+#include "compile/distinct.h"
 #include "compile/estimate.h"
 
 namespace npu {
 namespace {
 
-// Of the distinct parts that a step runs on the device, by their place in the plan.
-using Estimates = std::map<size_t, Result<double>>;
+// Of a distinct part that a step runs on the device.
+struct PartPrice {
+  Result<double> forecast;
+  std::optional<double> compiled;
+};
+using PartPrices = std::map<size_t, PartPrice>;  // by their place in the plan
 
 GraphPrice price_graph(const PlannedGraph& graph, int64_t calls, const Plan& plan,
-                       const Estimates& estimates) {
+                       const PartPrices& prices) {
   GraphPrice price;
   price.group = graph.group;
   price.graph = graph.name;
@@ -29,7 +34,12 @@ GraphPrice price_graph(const PlannedGraph& graph, int64_t calls, const Plan& pla
       continue;
     }
     ++price.launches;
-    const Result<double>& cycles = estimates.at(part.distinct);
+    const auto& [cycles, compiled] = prices.at(part.distinct);
+    if (compiled) {
+      ++price.compiled;
+      price.compiled_cycles += *compiled;
+      price.compiled_forecast += cycles ? cycles.value() : 0;
+    }
     if (!cycles) {
       price.unpriced.push_back(part.name + ": " + cycles.error().text());
       continue;
@@ -58,8 +68,17 @@ std::vector<Run> runs_of(const ModelConfig& config, const Prepared& prepared) {
   return runs;
 }
 
-Result<Estimates> estimate(const std::vector<Run>& runs, const Prepared& prepared,
-                           const CompileOptions& options) {
+// What the compiler said of a part's code, if that is in the cache.
+std::optional<double> compiled_cycles(const DistinctPart& part, const Prepared& prepared,
+                                      const std::string& compiler, const CompileOptions& options) {
+  const CacheKey key = part_key(part.graph, part.text, *prepared.backend, compiler, options);
+  const auto outcome = Cache(prepared.options.compile.cache_dir).get(key);
+  if (!outcome || !outcome->built()) return std::nullopt;
+  return prepared.backend->code_cycles(outcome->blob);
+}
+
+Result<PartPrices> price_parts(const std::vector<Run>& runs, const Prepared& prepared,
+                               const CompileOptions& options) {
   std::set<size_t> used;
   for (const Run& run : runs) {
     for (const PlannedPart& part : run.graph->parts) {
@@ -71,8 +90,15 @@ Result<Estimates> estimate(const std::vector<Run>& runs, const Prepared& prepare
   Result<std::vector<Result<double>>> cycles =
       estimate_parts(parts, *prepared.backend, options, prepared.options.compile);
   if (!cycles) return cycles.error();
-  Estimates out;
-  for (const size_t part : used) out.emplace(part, std::move(cycles.value()[out.size()]));
+  const Result<std::string> compiler = prepared.backend->compiler_version();
+  if (!compiler) return compiler.error();
+  PartPrices out;
+  for (const size_t part : used) {
+    Result<double>& forecast = cycles.value()[out.size()];
+    out.emplace(
+        part, PartPrice{std::move(forecast), compiled_cycles(prepared.plan.distinct[part], prepared,
+                                                             compiler.value(), options)});
+  }
   return out;
 }
 
@@ -93,6 +119,22 @@ double share_of_peak(const StepPrice& price, double flops, double cycles) {
   return flops / (cycles / price.rates.cycles_per_second) / price.rates.flops_per_second;
 }
 
+// What the code in the cache says of itself beside the forecast.
+void print_compiled(const StepPrice& price) {
+  if (price.compiled == 0) return;
+  std::cout << "as compiled, by the compiler's own schedules: ";
+  if (price.all_compiled()) {
+    std::cout << rounded(price.compiled_cycles * 1e-6, 3) << " M cycles, "
+              << rounded(price.compiled_seconds() * 1e3, 3) << " ms, "
+              << rounded(static_cast<double>(price.tokens) / price.compiled_seconds(), 0)
+              << " tok/s; ";
+  } else {
+    std::cout << price.compiled << " of " << price.parts << " parts so far, ";
+  }
+  std::cout << rounded(price.compiled_cycles / std::max(1.0, price.compiled_forecast), 2)
+            << " x the estimate\n";
+}
+
 }  // namespace
 
 bool StepPrice::complete() const {
@@ -108,10 +150,10 @@ std::optional<StepPrice> price_step(const ModelConfig& config, const Prepared& p
   const CompileOptions& options = prepared.options.plan.compile;
   const std::optional<CostRates> rates = prepared.backend->cost_rates(options);
   if (!rates) return std::nullopt;
-  const Result<Estimates> estimates = estimate(runs, prepared, options);
-  if (!estimates) {
-    if (estimates.error().kind == ErrorKind::kUsage) throw UserError(estimates.error());
-    log_warn("plan", "no estimate of the step: " + estimates.error().text());
+  const Result<PartPrices> prices = price_parts(runs, prepared, options);
+  if (!prices) {
+    if (prices.error().kind == ErrorKind::kUsage) throw UserError(prices.error());
+    log_warn("plan", "no estimate of the step: " + prices.error().text());
     return std::nullopt;
   }
   StepPrice price;
@@ -123,10 +165,14 @@ std::optional<StepPrice> price_step(const ModelConfig& config, const Prepared& p
   price.transfer_bytes = transfer_bytes;
   price.launch_seconds = prepared.backend->traits().launch_seconds;
   for (const auto& [graph, calls] : runs) {
-    GraphPrice row = price_graph(*graph, calls, prepared.plan, estimates.value());
+    GraphPrice row = price_graph(*graph, calls, prepared.plan, prices.value());
     price.cycles += static_cast<double>(calls) * row.cycles;
     price.flops += static_cast<double>(calls) * row.flops;
     price.launches += calls * row.launches;
+    price.parts += row.launches;
+    price.compiled += row.compiled;
+    price.compiled_cycles += static_cast<double>(calls) * row.compiled_cycles;
+    price.compiled_forecast += static_cast<double>(calls) * row.compiled_forecast;
     price.graphs.push_back(std::move(row));
   }
   return price;
@@ -146,7 +192,13 @@ Json price_json(const StepPrice& price) {
               {"tok_s", price.tokens_per_second()},
               {"peak_share", price.peak_share()},
               {"peak_flops_per_second", price.rates.flops_per_second},
+              {"compiled_parts", price.compiled},
               {"graphs", Json::array()}};
+  if (price.all_compiled()) {
+    out["compiled_cycles_per_step"] = price.compiled_cycles;
+    out["compiled_step_seconds"] = price.compiled_seconds();
+    out["compiled_tok_s"] = static_cast<double>(price.tokens) / price.compiled_seconds();
+  }
   for (const GraphPrice& graph : price.graphs) {
     out["graphs"].push_back({{"group", graph.group},
                              {"graph", graph.graph},
@@ -155,6 +207,8 @@ Json price_json(const StepPrice& price) {
                              {"host_parts", graph.host_parts},
                              {"unpriced", graph.unpriced},
                              {"cycles_per_call", graph.cycles},
+                             {"compiled_parts", graph.compiled},
+                             {"compiled_cycles_per_call", graph.compiled_cycles},
                              {"flops_per_call", graph.flops},
                              {"bytes_per_call", graph.bytes}});
   }
@@ -198,6 +252,7 @@ void print_price(const StepPrice& price) {
             << (price.complete() ? "" : "at most ") << rounded(price.tokens_per_second(), 0)
             << " tok/s, " << percent(price.peak_share()) << " of "
             << rounded(price.rates.flops_per_second * 1e-12, 0) << " TFLOP/s\n";
+  print_compiled(price);
 }
 
 }  // namespace npu

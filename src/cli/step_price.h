@@ -22,6 +22,10 @@ struct GraphPrice {
   double cycles = 0;                  // a call, of the parts that are priced
   double flops = 0;                   // a call, of products in those parts
   int64_t bytes = 0;                  // a call: inputs and outputs of those parts, in device memory
+  // Of parts whose code is in the cache and says what it takes: how many, their cycles by the
+  // compiler's own schedule, and those of their forecasts.
+  int64_t compiled = 0;
+  double compiled_cycles = 0, compiled_forecast = 0;
 };
 
 struct StepPrice {
@@ -43,6 +47,14 @@ struct StepPrice {
   double peak_share() const { return flops / seconds() / rates.flops_per_second; }
   // False when something is not in the price: then it is a lower bound of the time.
   bool complete() const;
+
+  // The same by the schedules of the code that is compiled, where every part's says.
+  int64_t compiled = 0, parts = 0;  // distinct uses: parts of graphs
+  double compiled_cycles = 0, compiled_forecast = 0;
+  bool all_compiled() const { return parts > 0 && compiled == parts && complete(); }
+  double compiled_seconds() const {
+    return compiled_cycles / rates.cycles_per_second + launches_seconds() + transfer_seconds();
+  }
 };
 
 // The step of a plan, for the target that it was made for. `transfer_bytes` move between host and

@@ -28,7 +28,8 @@ def tcc(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     monkeypatch.setenv("FAKE_TCC_LOG", str(log))
     monkeypatch.setenv("NPU_LORA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("NPU_COMPILER_CONFIG_PATH", raising=False)
+    for variable in ("NPU_COMPILER_CONFIG_PATH", "TACTIC_HINT_PATH"):
+        monkeypatch.delenv(variable, raising=False)
 
     def calls(kind):
         lines = log.read_text().splitlines() if log.exists() else []
@@ -151,6 +152,8 @@ def test_without_the_compiler(run, tcc, monkeypatch):
     (["--target", "renegade,renegade-8pe"], "--target: is none of one RNGD card"),
     (["--tactic", "Fast"], "--tactic: no such hint; got Fast; hint: use one of Default"),
     (["--tactic", "ForLlmModelIOBound"], "--max-shapes: must be given with --tactic"),
+    (["--search", "fast"], "--search: no such search; got fast; hint: use quick or full"),
+    (["--search", "quick", "--tactic", "NoConstraint"], "--tactic: is for --search full"),
     (["--backend", "cpu", "--target", "renegade"], "--target: is no option of the backend's compiler; got cpu"),
     (["--backend", "furiosa:x"], "no such card"),
 ])
@@ -164,6 +167,14 @@ def test_a_tactic_reaches_the_compiler_and_the_key(run, tcc):
     compiled(run)
     hinted = compiled(run, "--tactic", "ForLlmModelComputeBound", "--max-shapes", 4)
     assert hinted["built"] > 0 and hinted["cached"] == 0
+
+
+def test_a_full_search_is_other_code(run, tcc):
+    quick = compiled(run, "--max-mm", 2)
+    assert all(line.endswith(" hinted") for line in tcc("compile"))
+    full = compiled(run, "--max-mm", 2, "--search", "full")
+    assert full["built"] == quick["built"] and full["cached"] == 0
+    assert sum(line.endswith(" hinted") for line in tcc("compile")) == quick["built"]
 
 
 # ---- plan ---------------------------------------------------------------------------------------
@@ -192,6 +203,25 @@ def test_plan_prices_the_step_for_each_target(run, tcc):
     text = run(*arguments).stdout
     assert len(tcc("evaluate")) == asked
     assert "estimate for renegade-8pe: 8 PEs" in text and "of 256 TFLOP/s" in text
+
+
+def test_plan_says_what_compiled_code_takes(run, tcc):
+    def price(*more):
+        return json.loads(run("plan", *ON_CARD, *more, "--json").stdout)["estimates"][0]
+
+    before = price()
+    assert before["compiled_parts"] == 0 and "compiled_tok_s" not in before
+    assert "as compiled" not in run("plan", *ON_CARD).stdout
+    compiled(run)
+    after = price()
+    launches = sum(graph["launches_per_call"] for graph in after["graphs"])
+    assert after["compiled_parts"] == launches
+    assert after["compiled_cycles_per_step"] == 4321 * after["launches_per_step"]  # as the stand-in says of any part
+    assert after["compiled_step_seconds"] == pytest.approx(
+        after["step_seconds"] + (after["compiled_cycles_per_step"] - after["cycles_per_step"]) / 1e9)
+    assert after["compiled_tok_s"] == pytest.approx(32 / after["compiled_step_seconds"])
+    assert "as compiled, by the compiler's own schedules: " in run("plan", *ON_CARD).stdout
+    assert price("--search", "full")["compiled_parts"] == 0
 
 
 def test_plan_says_what_is_not_in_the_price(run, tcc, monkeypatch):

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -200,6 +201,29 @@ void check_configuration() {
         "\n\nCaused by:\n    unknown field `" + key + "`, expected one of `progress_mode`");
 }
 
+void check_hint() {
+  const char* path = std::getenv("TACTIC_HINT_PATH");
+  if (path == nullptr) return;
+  std::ifstream in(path);
+  std::string key;
+  if (!in || !std::getline(in, key)) die(1, "Compilation failed: No such file or directory");
+  if (key != "global_hint:") die(1, "Compilation failed: unknown field `" + key + "`");
+}
+
+// What the search says of the schedule that it chose, in its debugging output.
+void write_schedule(const std::string& mode) {
+  const std::string folder = environment("DUMP_TACTIC_DEBUG");
+  if (folder.empty() || mode == "no-schedule") return;
+  const std::filesystem::path graph = std::filesystem::path(folder) / "graph_0";
+  std::filesystem::create_directories(graph);
+  std::ofstream out(graph / "meta.json");
+  if (mode == "odd-schedule") {
+    out << R"({"baseline": {"cost": "Uncompilable"}})";
+  } else {
+    out << R"({"baseline": {"cost": {"Compilable": {"cycle": {"execution_time": 4321}}}}})";
+  }
+}
+
 // Ways to fail that a compile and an estimate share.
 void misbehave(const std::string& mode) {
   if (mode == "panic") panic("called `Option::unwrap()` on a `None` value");
@@ -249,6 +273,7 @@ int compile(const Arguments& arguments, const std::string& text, const std::stri
       usleep(static_cast<useconds_t>(1e6 * std::atof(environment("FAKE_TCC_SECONDS").c_str())));
     std::cerr << "Done in 0.01s\n";
   }
+  write_schedule(mode);
   if (mode == "no-cross") die(1, "Compilation failed: No such file or directory (os error 2)");
   for (const auto& list : {function.inputs, function.outputs}) {
     for (const Port& port : list) function.elements(port);
@@ -284,9 +309,11 @@ int main(int argc, char** argv) {
   if (const std::string log = environment("FAKE_TCC_LOG"); !log.empty()) {
     std::ofstream(log, std::ios::app)
         << (arguments.evaluate ? "evaluate " : "compile ") << arguments.target << " threads "
-        << environment("RAYON_NUM_THREADS") << " pid " << getpid() << "\n";
+        << environment("RAYON_NUM_THREADS") << " pid " << getpid()
+        << (environment("TACTIC_HINT_PATH").empty() ? "" : " hinted") << "\n";
   }
   check_configuration();
+  check_hint();
   if (pes_of(arguments.target) == 0) {
     die(1, "Compilation failed: unknown target NPU: " + arguments.target);
   }

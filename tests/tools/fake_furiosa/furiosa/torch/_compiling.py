@@ -64,8 +64,12 @@ class Program:
 def log(state, settings):
     if name := os.environ.get("FAKE_TORCH_LOG"):
         hint, shapes = settings.get("tactic_hint", ""), settings.get("max_num_unique_shapes", "")
+        quick = ""
+        if path := os.environ.get("TACTIC_HINT_PATH"):
+            with open(path) as file:
+                quick = " quick " + next(line.split()[-1] for line in file if "max_num_unique_shapes" in line)
         with open(name, "a") as file:
-            file.write(f"compile pes {state.fusion} hint {hint} shapes {shapes} pid {os.getpid()}\n")
+            file.write(f"compile pes {state.fusion} hint {hint} shapes {shapes} pid {os.getpid()}{quick}\n")
 
 
 def misbehave():

@@ -1,0 +1,32 @@
+// What options and variables ask of RNGD's two compilers. kUsage Errors name the option.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "backend/backend.h"
+#include "backend/furiosa_tcc.h"
+#include "backend/furiosa_torch.h"
+
+namespace npu {
+
+inline constexpr const char* kFuriosaDefaultTarget = "renegade-8pe";
+Result<FuriosaTarget> furiosa_target_option(const CompileOptions& options);
+
+// Of --search. Quick unless something else says how to search: a tactic, a file of the user's own.
+enum class FuriosaSearch : uint8_t { kQuick, kFull };
+Result<FuriosaSearch> furiosa_search_option(const CompileOptions& options);
+
+// Of --compiler. Auto: furiosa-tcc, and furiosa.torch for what TCL does not express, if it is
+// there.
+enum class FuriosaCompiler : uint8_t { kAuto, kTcc, kTorch };
+Result<FuriosaCompiler> furiosa_compiler_option(const CompileOptions& options);
+
+Result<TccJob> furiosa_tcc_job(const CompileOptions& options);
+Result<TorchJob> furiosa_torch_job(const CompileOptions& options);
+
+// A compiler's version with the files of the user's own that reach it: what they say counts, not
+// where they lie. Errors: such a file can't be read.
+Result<std::string> with_furiosa_files(std::string version);
+
+}  // namespace npu
