@@ -3,7 +3,9 @@
 Run by `scripts/test.sh vendor`; scripts/setup.sh --vendor installs it. Nothing here skips."""
 import json
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import estimates
@@ -57,3 +59,30 @@ def test_the_cut_by_estimates_is_within_what_is_asked_of_it():
     (price,) = plan["estimates"]
     assert price["complete"] and plan["distinct_parts"] <= 12 and plan["launches_per_layer"] <= 8
     assert price["tok_s"] >= 3000
+
+
+def test_a_whole_model_compiles_and_goes_on_after_a_kill(tmp_path):
+    """SmolLM2-135M for a whole card, all of its step, by the quick search."""
+    sizes = ["--model", REPO / "tests/geometry/smollm2_135m", "--backend", "furiosa", "--seq-len", "128",
+             "--loss-rows", "128", "--max-mm", "5", "--jobs", "2", "--cache-dir", tmp_path]
+    compile_it = list(map(str, [BUILD / "bin/npu-lora", "compile", *sizes, "--json"]))
+
+    def stored():
+        return sum('"outcome": "built"' in path.read_text() and path.with_suffix(".blob").stat().st_size > 10_000
+                   for path in (tmp_path / "parts").glob("*.json"))
+
+    first = subprocess.Popen(compile_it, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while stored() < 2 and first.poll() is None:
+        time.sleep(0.2)
+    first.send_signal(signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+    kept = stored()
+    second = json.loads(subprocess.run(compile_it, capture_output=True, text=True, check=True).stdout)
+    assert second["failed"] == second["cut"] == [] and second["built"] > 0
+    assert second["cached"] >= kept >= 2
+    subprocess.run([*compile_it, "--expect-cached"], capture_output=True, check=True)
+    plan = [BUILD / "bin/npu-lora", "plan", *sizes, "--json"]
+    (price,) = json.loads(subprocess.run(list(map(str, plan)), capture_output=True, check=True).stdout)["estimates"]
+    # The search's model of the card knows costs that the estimate leaves out.
+    assert 1 < price["compiled_cycles_per_step"] / price["cycles_per_step"] < 20
+    assert price["compiled_tok_s"] > 0
