@@ -5,7 +5,9 @@
 #include "backend/furiosa.h"
 #include "backend/furiosa_blob.h"
 #include "backend/furiosa_edf.h"
+#include "backend/furiosa_options.h"
 #include "backend/furiosa_tcc.h"
+#include "backend/tcl_writer.h"
 
 namespace npu {
 namespace {
@@ -40,12 +42,16 @@ TEST_F(FuriosaTest, ABlobHoldsTheEdfAndHowToBindIt) {
   EXPECT_EQ(read_edf_ports(blob.edf).take().inputs.size(), 2u);
   ASSERT_EQ(calls().size(), 1u);
   EXPECT_EQ(calls()[0].substr(0, 16), "compile renegade");
-  EXPECT_EQ(blob.cycles, 4321);
-  EXPECT_EQ(furiosa()->code_cycles(bytes), 4321);
+  EXPECT_GT(blob.cycles.value(), 3000);
+  EXPECT_EQ(furiosa()->code_cycles(bytes), blob.cycles);
+  const Blob full = furiosa()->compile(bf16_product(), with({{"search", "full"}})).take();
+  EXPECT_NE(furiosa()->code_cycles(full), blob.cycles);
 }
 
 TEST_F(FuriosaTest, CodeThatSaysNothingOfItsScheduleIsCodeAllTheSame) {
-  for (const char* mode : {"no-schedule", "odd-schedule"}) {
+  for (const char* mode :
+       {"no-schedule", "uncompilable-schedule", "cut-schedule", "zero-schedule", "huge-schedule",
+        "negative-schedule", "text-schedule", "endless-schedule"}) {
     misbehave(mode);
     const Blob code = furiosa()->compile(bf16_product(), {}).take();
     EXPECT_EQ(decode_furiosa_blob(code).take().cycles, std::nullopt) << mode;
@@ -274,27 +280,29 @@ TEST_F(FuriosaTest, ATacticBecomesTheCompilersConfiguration) {
 }
 
 TEST_F(FuriosaTest, TheSearchIsQuickUnlessSomethingElseSaysHow) {
+  // How many shapes of a tensor the hint that reached the compiler allows; "" without one.
   const auto hinted = [&](const CompileOptions& options) {
     EXPECT_TRUE(furiosa()->compile(bf16_product(), options).ok());
-    return calls().back().ends_with(" hinted");
+    const size_t at = calls().back().find(" hinted ");
+    return at == std::string::npos ? "" : calls().back().substr(at + 8);
   };
-  EXPECT_TRUE(hinted({}));
-  EXPECT_TRUE(hinted(with({{"search", "quick"}, {"max-shapes", "32"}})));
-  EXPECT_FALSE(hinted(with({{"search", "full"}})));
-  EXPECT_FALSE(hinted(with({{"tactic", "NoConstraint"}})));
-  EXPECT_TRUE(furiosa()->estimate_cycles(bf16_product(), {}).ok());
-  EXPECT_FALSE(calls().back().ends_with(" hinted")) << "the forecast is of the best schedule";
+  EXPECT_EQ(hinted({}), "8");
+  EXPECT_EQ(hinted(with({{"search", "quick"}, {"max-shapes", "32"}})), "32");
+  EXPECT_EQ(hinted(with({{"search", "full"}})), "");
+  EXPECT_EQ(hinted(with({{"tactic", "NoConstraint"}})), "");
 
   const fs::path config = folder.path() / "config.yaml";
   publish_text(config, "tactic_hint: Default\n");
   variables.set("NPU_COMPILER_CONFIG_PATH", config.string());
-  EXPECT_FALSE(hinted({}));
-  EXPECT_TRUE(hinted(with({{"search", "quick"}})));
+  EXPECT_EQ(hinted({}), "");
+  EXPECT_EQ(hinted(with({{"search", "quick"}})), "8");
   variables.unset("NPU_COMPILER_CONFIG_PATH");
 
-  const std::string hint = furiosa_quick_hint(32);
-  EXPECT_NE(hint.find("max_num_partitioning_axes: 1\n"), std::string::npos);
-  EXPECT_NE(hint.find("max_num_unique_shapes: 32\n"), std::string::npos);
+  EXPECT_EQ(furiosa_quick_hint(32),
+            "global_hint:\n  max_num_partitioning_axes: 1\n  max_num_unique_shapes: 32\n"
+            "  use_efficiently_broadcasted_tactic: true\n"
+            "global_einsum_hint:\n  max_num_partitioning_axes: 1\n  max_num_unique_shapes: 32\n"
+            "  use_efficiently_broadcasted_tactic: true\n");
   EXPECT_LT(furiosa()->cost_rates({})->compile_seconds,
             furiosa()->cost_rates(with({{"search", "full"}}))->compile_seconds);
 }
@@ -303,16 +311,73 @@ TEST_F(FuriosaTest, AHintOfTheUsersOwnIsAnotherCompiler) {
   const auto backend = furiosa();
   const std::string plain = backend->compiler_version().take();
   const fs::path file = folder.path() / "hint.yaml";
-  publish_text(file, "global_hint:\n");
+  publish_text(file, "global_hint:\n  max_num_unique_shapes: 3\n");
   variables.set("TACTIC_HINT_PATH", file.string());
   EXPECT_NE(backend->compiler_version().take(), plain);
   ASSERT_TRUE(backend->compile(bf16_product(), {}).ok());
-  EXPECT_TRUE(calls().back().ends_with(" hinted"));
+  EXPECT_TRUE(calls().back().ends_with(" hinted 3"));
   expect_says(*backend->cannot_compile(with({{"search", "quick"}})), ErrorKind::kUsage,
               "quick can't be had beside TACTIC_HINT_PATH");
-  publish_text(file, "nonsense:\n");
-  expect_says(error_of(backend->compile(bf16_product(), {})), ErrorKind::kBadInput,
-              "unknown field `nonsense:`");
+  expect_says(*backend->cannot_compile(with({{"max-shapes", "4"}})), ErrorKind::kUsage,
+              "--max-shapes: can't be given beside TACTIC_HINT_PATH without --tactic");
+  EXPECT_FALSE(
+      backend->cannot_compile(with({{"tactic", "ForLlmModelComputeBound"}, {"max-shapes", "4"}})));
+  for (const char* broken : {"global_hint: [\n", ""}) {
+    publish_text(file, broken);
+    const Error error = error_of(backend->compile(bf16_product(), {}));
+    expect_says(error, ErrorKind::kUsage,
+                "TACTIC_HINT_PATH: the compiler does not take the bounds in " + file.string());
+    EXPECT_EQ(error.hint, "correct the file, or unset the variable");
+  }
+}
+
+// The search's bounds have no part in the planner's model.
+TEST_F(FuriosaTest, NoHintReachesAnEstimate) {
+  const double cycles = furiosa()->estimate_cycles(bf16_product(), {}).take();
+  EXPECT_EQ(calls().back().find("hinted"), std::string::npos);
+  const fs::path file = folder.path() / "hint.yaml";
+  publish_text(file, "global_hint: [\n");
+  variables.set("TACTIC_HINT_PATH", file.string());
+  EXPECT_EQ(furiosa()->estimate_cycles(bf16_product(), {}).take(), cycles);
+  EXPECT_EQ(calls().back().find("hinted"), std::string::npos);
+}
+
+// What keys hold is what the options come to, however that was said.
+TEST_F(FuriosaTest, OptionsThatComeToTheSameAreTheSame) {
+  const auto key = [](KeyUse use, std::vector<std::pair<std::string, std::string>> vendor) {
+    return furiosa()->key_options(with(std::move(vendor)), use);
+  };
+  using enum KeyUse;
+  const VendorOptions plain = key(kCode, {}), full = key(kCode, {{"search", "full"}});
+  EXPECT_EQ(key(kCode, {{"target", "renegade-8pe"}, {"search", "quick"}, {"max-shapes", "8"}}),
+            plain);
+  EXPECT_EQ(key(kCode, {{"compiler", "tcc"}}), plain) << "the key names the compiler itself";
+  EXPECT_NE(key(kCode, {{"max-shapes", "9"}}), plain);
+  EXPECT_NE(full, plain);
+  EXPECT_NE(key(kCode, {{"target", "renegade"}}), plain);
+  const VendorOptions tactic = key(kCode, {{"tactic", "NoConstraint"}});
+  EXPECT_EQ(key(kCode, {{"search", "full"}, {"tactic", "NoConstraint"}}), tactic);
+  EXPECT_NE(tactic, full);
+  EXPECT_EQ(key(kCode, {{"search", "full"}, {"max-shapes", "4"}}),
+            key(kCode, {{"tactic", "DefaultWithMaxNumUniqueShapes"}, {"max-shapes", "4"}}));
+
+  const VendorOptions forecast = key(kForecast, {});
+  EXPECT_EQ(key(kForecast, {{"search", "full"}}), forecast);
+  EXPECT_EQ(key(kForecast, {{"max-shapes", "9"}}), forecast);
+  EXPECT_NE(key(kForecast, {{"tactic", "NoConstraint"}}), forecast);
+  EXPECT_NE(key(kForecast, {{"target", "renegade"}}), forecast);
+}
+
+TEST_F(FuriosaTest, ACompileThatDoesNotEndIsToldOfTheQuickSearch) {
+  misbehave("hang");
+  const std::string text = write_tcl(bf16_product()).take().text;
+  for (const auto& [search, told] : {std::pair{"full", true}, std::pair{"quick", false}}) {
+    TccJob job = furiosa_tcc_job(with({{"search", search}})).take();
+    job.seconds_limit = 0.5;
+    const Error error = error_of(furiosa_compile_tcl(NPU_FAKE_TCC, text, job));
+    expect_says(error, ErrorKind::kRetriable, "did not end");
+    EXPECT_EQ(error.hint.find("--search quick") != std::string::npos, told) << error.hint;
+  }
 }
 
 TEST_F(FuriosaTest, AConfigurationOfTheUsersOwnIsAnotherCompiler) {
@@ -324,7 +389,10 @@ TEST_F(FuriosaTest, AConfigurationOfTheUsersOwnIsAnotherCompiler) {
   const std::string first = backend->compiler_version().take();
   EXPECT_NE(first, plain);
   expect_says(*backend->cannot_compile(with({{"tactic", "NoConstraint"}})), ErrorKind::kUsage,
-              "beside NPU_COMPILER_CONFIG_PATH");
+              "--tactic: can't be given beside NPU_COMPILER_CONFIG_PATH");
+  expect_says(*backend->cannot_compile(with({{"max-shapes", "4"}})), ErrorKind::kUsage,
+              "--max-shapes: can't be given beside NPU_COMPILER_CONFIG_PATH");
+  EXPECT_FALSE(backend->cannot_compile(with({{"search", "quick"}, {"max-shapes", "4"}})));
   publish_text(file, "nonsense: 1\n");
   EXPECT_NE(backend->compiler_version().take(), first);
   expect_says(error_of(backend->compile(bf16_product(), {})), ErrorKind::kUsage,

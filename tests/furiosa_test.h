@@ -34,7 +34,7 @@ class FuriosaTest : public testing::Test {
   void misbehave(const std::string& mode) { variables.set("FAKE_TCC_MODE", mode); }
   fs::path bin() const { return folder.path() / "bin"; }
   fs::path log_file() const { return folder.path() / "calls"; }
-  // A line for each call of the stand-in: "compile renegade-8pe threads 2 pid 77 hinted".
+  // A line for each call of the stand-in: "compile renegade-8pe threads 2 pid 77 hinted 8".
   std::vector<std::string> calls() const {
     std::vector<std::string> lines;
     if (!fs::exists(log_file())) return lines;

@@ -93,7 +93,7 @@ TEST_F(FuriosaTorchTest, AutoTakesItForWhatTclDoesNotExpress) {
   EXPECT_EQ(blob.target, "renegade-2pe");
   EXPECT_EQ(blob.inputs, (std::vector<std::string>{"i0", "i1"}));
   EXPECT_EQ(blob.outputs, std::vector<std::string>{"o0"});
-  EXPECT_EQ(blob.compiler, "furiosa-torch 0.0+fake, torch 0.0+fake, form 1");
+  EXPECT_EQ(blob.compiler, "furiosa-torch 0.0+fake, torch 0.0+fake, form 2");
   EXPECT_EQ(torch_calls().substr(0, 29), "compile pes 2 hint  shapes  p");
   EXPECT_EQ(calls().size(), 1u) << "furiosa-tcc was asked for the other part only";
 }
@@ -155,7 +155,7 @@ TEST_F(FuriosaTorchTest, KeysSayWhichCompiler) {
   const auto entry = make_furiosa_entry();
   EXPECT_FALSE(entry->compiler_of(bf16_product(), {}).has_value());
   EXPECT_EQ(entry->compiler_of(larger_of_two(), {}).value(),
-            "furiosa-torch 0.0+fake, torch 0.0+fake, form 1");
+            "furiosa-torch 0.0+fake, torch 0.0+fake, form 2");
   EXPECT_EQ(outcome_of(bf16_product(), {}).kind, Kind::kBuilt);
   outcome_of(bf16_product(), with({{"compiler", "tcc"}}));
   EXPECT_EQ(report.cached, 1u) << "the same compiler, chosen otherwise";
@@ -181,6 +181,16 @@ TEST_F(FuriosaTorchTest, HintsReachIt) {
   expect_says(
       *make_furiosa_entry()->cannot_compile(with({{"compiler", "torch"}, {"tactic", "Fast"}})),
       ErrorKind::kUsage, "--tactic: no such hint; got Fast");
+}
+
+TEST_F(FuriosaTorchTest, AHintThatIsNoYamlIsNoFaultOfThePart) {
+  const fs::path file = folder.path() / "hint.yaml";
+  publish_text(file, "global_hint: [\n");
+  variables.set("TACTIC_HINT_PATH", file.string());
+  expect_says(error_of(bf16_product(), kByTorch), ErrorKind::kUsage,
+              "TACTIC_HINT_PATH: the compiler does not take the bounds in " + file.string());
+  outcome_of(bf16_product(), kByTorch);
+  EXPECT_FALSE(report.lasting);
 }
 
 TEST_F(FuriosaTorchTest, AnEarlierReleaseNamesThingsOtherwise) {

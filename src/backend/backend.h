@@ -58,9 +58,12 @@ struct Traits {
   bool code_travels = false;
 };
 
+// Names and values of --tactic and the like.
+using VendorOptions = std::vector<std::pair<std::string, std::string>>;
+
 struct CompileOptions {
-  int threads = 0;  // for the compiled code, where it is fixed at compile time; 0 = all
-  std::vector<std::pair<std::string, std::string>> vendor;  // --tactic and the like, verbatim
+  int threads = 0;       // for the compiled code, where it is fixed at compile time; 0 = all
+  VendorOptions vendor;  // verbatim
   // What follows changes no result and is no part of a cache key.
   int jobs = 1;              // compiles at the same time on this host, which share its CPUs
   double seconds_limit = 0;  // of an estimate; 0 = none
@@ -76,6 +79,9 @@ struct CostRates {
   double compile_seconds_of_a_part = 0;  // that a part should not exceed, unless told otherwise
   std::string basis;                     // in words, what is assumed
 };
+
+// What a cache key is of: a part's code, or the vendor's forecast for it.
+enum class KeyUse : uint8_t { kCode, kForecast };
 
 // What a compiler made: opaque bytes, loadable by the same backend and compiler version.
 using Blob = std::string;
@@ -161,6 +167,11 @@ class Backend {
   // compiler_version() speaks of; nothing where they do not.
   virtual std::optional<std::string> compiler_of(const Graph&, const CompileOptions&) {
     return std::nullopt;
+  }
+  // What of the options of the vendor's own a part's code or forecast depends on, for its cache
+  // key: settled, so that options which come to the same are the same here.
+  virtual VendorOptions key_options(const CompileOptions& options, KeyUse) const {
+    return options.vendor;
   }
   // Why this node (in its graph) cannot be compiled; nothing when it can.
   virtual std::optional<std::string> unsupported(const Graph& graph, NodeId node,

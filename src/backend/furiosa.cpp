@@ -13,12 +13,14 @@
 #include "backend/furiosa_tcc.h"
 #include "backend/furiosa_torch.h"
 #include "backend/tcl_writer.h"
+#include "base/log.h"
 
 namespace npu {
 namespace {
 
-// Raised when write_tcl writes other texts for the same parts: it is part of the cache key.
-constexpr const char* kTclForm = "2";
+// Raised when write_tcl writes other texts for the same parts, or a blob keeps other things beside
+// the code: it is part of the cache key.
+constexpr const char* kTclForm = "3";
 constexpr double kFlopsOfACard = 256e12;  // bf16, by the data sheet, all PEs at kClock
 constexpr double kClock = 1e9;            // assumed: the vendor counts cycles and names no clock
 constexpr double kLaunchSeconds = 10e-6;  // assumed
@@ -151,6 +153,10 @@ class FuriosaBackend : public Backend {
     return version ? version.value() : torch().value().version;
   }
 
+  VendorOptions key_options(const CompileOptions& options, KeyUse use) const override {
+    return furiosa_key_options(options, use);
+  }
+
   std::optional<std::string> unsupported(const Graph& graph, NodeId node,
                                          const CompileOptions& options) override {
     auto reason = tcl_unsupported(graph, node);
@@ -163,6 +169,14 @@ class FuriosaBackend : public Backend {
   std::optional<Error> cannot_compile(const CompileOptions& options) override {
     const Result<FuriosaCompiler> choice = furiosa_compiler_option(options);
     if (!choice) return choice.error();
+    if (const auto settings = furiosa_settings(options);
+        settings.ok() && settings.value().full_by_config) {
+      std::call_once(told_, [] {
+        log_info("compile",
+                 "the search is full, as NPU_COMPILER_CONFIG_PATH is set; --search quick keeps it "
+                 "short");
+      });
+    }
     if (choice.value() == FuriosaCompiler::kTorch) {
       if (const Result<TorchJob> job = furiosa_torch_job(options); !job) return job.error();
       if (!torch()) return torch().error();
@@ -205,12 +219,12 @@ class FuriosaBackend : public Backend {
   bool compiles_in_process() const override { return false; }
 
   std::optional<CostRates> cost_rates(const CompileOptions& options) override {
-    const Result<FuriosaTarget> target = furiosa_target_option(options);
-    if (!target) return std::nullopt;
-    const int pes = target.value().pes;
-    const Result<FuriosaSearch> search = furiosa_search_option(options);
-    const SearchCost& cost =
-        search && search.value() == FuriosaSearch::kFull ? kFullSearch : kQuickSearch;
+    // What is wrong with options the first estimate says.
+    Result<FuriosaSettings> asked = furiosa_settings(options);
+    const FuriosaSettings settings =
+        asked.ok() ? std::move(asked.value()) : furiosa_settings({}).take();
+    const int pes = settings.target.pes;
+    const SearchCost& cost = settings.search == FuriosaSearch::kFull ? kFullSearch : kQuickSearch;
     double seconds = 0;
     for (const auto& [count, of_a_contraction] : cost.seconds) {
       if (count <= pes) seconds = of_a_contraction;
@@ -280,7 +294,7 @@ class FuriosaBackend : public Backend {
 
   Result<Blob> compile_by_torch(const Graph& part, const CompileOptions& options) {
     FuriosaBlob blob;
-    blob.target = furiosa_target_option(options).take().name;
+    blob.target = furiosa_settings(options).take().target.name;
     blob.container = FuriosaContainer::kRunnable;
     Result<std::string> code =
         furiosa_compile_graph(torch().value(), part, furiosa_torch_job(options).take());
@@ -298,7 +312,7 @@ class FuriosaBackend : public Backend {
   fs::path versioned_;
   std::string version_;
   std::string elsewhere_;  // version of the compiler on another machine, where there is none here
-  std::once_flag asked_;
+  std::once_flag asked_, told_;
   std::optional<Result<FuriosaTorch>> torch_;
 };
 

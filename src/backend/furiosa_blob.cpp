@@ -3,7 +3,6 @@
 #include "backend/furiosa_blob.h"
 
 #include <charconv>
-#include <cmath>
 #include <optional>
 
 #include "backend/sealed_blob.h"
@@ -72,7 +71,7 @@ Blob encode_furiosa_blob(const FuriosaBlob& blob, std::string_view compiler_vers
   put(content, compiler_version);
   put(content, blob.inputs);
   put(content, blob.outputs);
-  put(content, blob.cycles ? std::to_string(std::llround(*blob.cycles)) : "");
+  put(content, blob.cycles ? std::to_string(static_cast<uint64_t>(*blob.cycles)) : "");
   put(content, blob.edf);
   return seal_blob(kKind, kForm, content);
 }

@@ -25,7 +25,7 @@ struct FuriosaBlob {
   std::vector<std::string> outputs;  // the part that nothing reads is no port
   std::string compiler;              // its version; filled by decode
   FuriosaContainer container = FuriosaContainer::kEdf;
-  std::optional<double> cycles;  // of one call, as the compiler's search reckoned them
+  std::optional<double> cycles;  // of one call, as TccCode has them
 };
 
 // Sealed with a digest (sealed_blob.h).

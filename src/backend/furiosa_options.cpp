@@ -1,4 +1,4 @@
-// The rules of RNGD's options stand here alone: which search, which compiler, what goes together.
+// Which search, which compiler, and what of options, variables and files goes together.
 #include "backend/furiosa_options.h"
 
 #include <algorithm>
@@ -14,12 +14,17 @@ namespace npu {
 namespace {
 
 constexpr int kQuickShapes = 8;  // more gain next to nothing, and take 2 to 3 times as long
+constexpr const char* kConfigVariable = "NPU_COMPILER_CONFIG_PATH";
 
 std::string vendor_option(const CompileOptions& options, std::string_view name) {
   for (const auto& [option, value] : options.vendor) {
     if (option == name) return value;
   }
   return "";
+}
+
+Error usage(std::string option, std::string what, std::string got, std::string hint) {
+  return {ErrorKind::kUsage, std::move(option), std::move(what), std::move(got), std::move(hint)};
 }
 
 // This compile's share of the CPUs, or of what RAYON_NUM_THREADS allows in all.
@@ -37,77 +42,101 @@ Result<int> max_shapes_option(const CompileOptions& options) {
       std::from_chars(shapes.data(), shapes.data() + shapes.size(), max_shapes);
   if (!shapes.empty() && (error != std::errc() || end != shapes.data() + shapes.size() ||
                           max_shapes < 1 || max_shapes > 1 << 20)) {
-    return Error{ErrorKind::kUsage, "--max-shapes", "must be a whole number from 1", shapes, ""};
+    return usage("--max-shapes", "must be a whole number from 1", shapes,
+                 "leave it out for the default");
   }
   return max_shapes;
 }
 
-}  // namespace
-
-Result<FuriosaSearch> furiosa_search_option(const CompileOptions& options) {
-  const std::string name = vendor_option(options, "search"),
-                    tactic = vendor_option(options, "tactic");
-  const std::string hint = environment("TACTIC_HINT_PATH");
-  if (name == "full") return FuriosaSearch::kFull;
-  if (name.empty()) {
-    const bool told =
-        !tactic.empty() || !hint.empty() || !environment("NPU_COMPILER_CONFIG_PATH").empty();
-    return told ? FuriosaSearch::kFull : FuriosaSearch::kQuick;
-  }
-  if (name != "quick") {
-    return Error{ErrorKind::kUsage, "--search", "no such search", name, "use quick or full"};
-  }
-  if (!tactic.empty()) {
-    return Error{ErrorKind::kUsage, "--tactic", "is for --search full", tactic, ""};
-  }
-  if (!hint.empty()) {
-    return Error{ErrorKind::kUsage, "--search", "quick can't be had beside TACTIC_HINT_PATH", hint,
-                 "unset the variable"};
-  }
-  return FuriosaSearch::kQuick;
-}
-
-namespace {
-
 // For TACTIC_HINT_PATH, of either compiler; "" for a full search.
-Result<std::string> quick_hint(const CompileOptions& options) {
-  const Result<FuriosaSearch> search = furiosa_search_option(options);
-  if (!search) return search.error();
-  if (search.value() == FuriosaSearch::kFull) return std::string();
-  const Result<int> max_shapes = max_shapes_option(options);
-  if (!max_shapes) return max_shapes.error();
-  return furiosa_quick_hint(max_shapes.value() > 0 ? max_shapes.value() : kQuickShapes);
+std::string quick_hint(const FuriosaSettings& settings) {
+  if (settings.search == FuriosaSearch::kFull) return "";
+  return furiosa_quick_hint(settings.max_shapes);
 }
 
-Result<std::string> tcc_config(const CompileOptions& options) {
-  const Result<int> max_shapes = max_shapes_option(options);
-  if (!max_shapes) return max_shapes.error();
-  Result<std::string> config =
-      furiosa_tactic_config(vendor_option(options, "tactic"), max_shapes.value());
-  if (config && !config.value().empty() && !environment("NPU_COMPILER_CONFIG_PATH").empty()) {
-    return Error{ErrorKind::kUsage, "--tactic", "can't be given beside NPU_COMPILER_CONFIG_PATH",
-                 environment("NPU_COMPILER_CONFIG_PATH"), "write the hint into that file"};
+// What can't be had together with a file of the user's own.
+std::optional<Error> conflict_with_files(const FuriosaSettings& settings) {
+  const std::string config = environment(kConfigVariable), hint = environment(kFuriosaHintVariable);
+  if (settings.search == FuriosaSearch::kQuick) {
+    if (hint.empty()) return std::nullopt;
+    return usage("--search", "quick can't be had beside TACTIC_HINT_PATH", hint,
+                 "unset the variable, or write its bounds into that file");
   }
-  return config;
+  if (settings.tactic.empty() && settings.max_shapes == 0) return std::nullopt;
+  const char* const option = settings.tactic.empty() ? "--max-shapes" : "--tactic";
+  if (!config.empty()) {
+    return usage(option, "can't be given beside NPU_COMPILER_CONFIG_PATH", config,
+                 settings.tactic.empty() ? "write the hint into that file, or use --search quick"
+                                         : "write the hint into that file");
+  }
+  if (!hint.empty() && settings.tactic.empty()) {
+    return usage(option, "can't be given beside TACTIC_HINT_PATH without --tactic", hint,
+                 "write max_num_unique_shapes into that file");
+  }
+  return std::nullopt;
 }
 
 }  // namespace
 
-Result<FuriosaTarget> furiosa_target_option(const CompileOptions& options) {
-  const std::string asked = vendor_option(options, "target");
-  return find_furiosa_target(asked.empty() ? kFuriosaDefaultTarget : asked);
+Result<FuriosaSettings> furiosa_settings(const CompileOptions& options) {
+  FuriosaSettings settings;
+  const std::string target = vendor_option(options, "target");
+  Result<FuriosaTarget> found =
+      find_furiosa_target(target.empty() ? kFuriosaDefaultTarget : target);
+  if (!found) return found.error();
+  settings.target = found.value();
+  settings.tactic = vendor_option(options, "tactic");
+  const Result<int> max_shapes = max_shapes_option(options);
+  if (!max_shapes) return max_shapes.error();
+  settings.max_shapes = max_shapes.value();
+
+  const std::string search = vendor_option(options, "search");
+  if (!search.empty() && search != "quick" && search != "full") {
+    return usage("--search", "no such search", search, "use quick or full");
+  }
+  if (search == "quick" && !settings.tactic.empty()) {
+    return usage("--tactic", "is for --search full", settings.tactic, "leave one of the two out");
+  }
+  const bool told = search == "full" || !settings.tactic.empty() ||
+                    (search.empty() && !environment(kFuriosaHintVariable).empty());
+  settings.full_by_config = !told && search.empty() && !environment(kConfigVariable).empty();
+  const bool full = told || settings.full_by_config;
+  settings.search = full ? FuriosaSearch::kFull : FuriosaSearch::kQuick;
+  if (auto conflict = conflict_with_files(settings)) return std::move(*conflict);
+  if (!full && settings.max_shapes == 0) settings.max_shapes = kQuickShapes;
+  if (full && settings.max_shapes > 0 && settings.tactic.empty()) {
+    settings.tactic = kFuriosaNumberedDefault;
+  }
+  return settings;
+}
+
+VendorOptions furiosa_key_options(const CompileOptions& options, KeyUse use) {
+  const Result<FuriosaSettings> settings = furiosa_settings(options);
+  if (!settings) return options.vendor;
+  const auto& [target, search, tactic, max_shapes, by_config] = settings.value();
+  VendorOptions key = {{"target", std::string(target.name)}};
+  const bool quick = search == FuriosaSearch::kQuick;
+  if (quick && use == KeyUse::kForecast) return key;
+  if (use == KeyUse::kCode) key.emplace_back("search", quick ? "quick" : "full");
+  if (quick) {
+    key.emplace_back("max-shapes", std::to_string(max_shapes));
+    key.emplace_back("hint", sha256_hex(quick_hint(settings.value())).substr(0, 16));
+    return key;
+  }
+  if (!tactic.empty()) key.emplace_back("tactic", tactic);
+  if (max_shapes > 0) key.emplace_back("max-shapes", std::to_string(max_shapes));
+  return key;
 }
 
 Result<TccJob> furiosa_tcc_job(const CompileOptions& options) {
-  const Result<FuriosaTarget> target = furiosa_target_option(options);
-  if (!target) return target.error();
-  const Result<std::string> hint = quick_hint(options);
-  if (!hint) return hint.error();
+  const Result<FuriosaSettings> settings = furiosa_settings(options);
+  if (!settings) return settings.error();
   TccJob job;
-  job.target = target.value().name;
-  job.hint = hint.value();
+  job.target = settings.value().target.name;
+  job.hint = quick_hint(settings.value());
   if (job.hint.empty()) {
-    Result<std::string> config = tcc_config(options);
+    Result<std::string> config =
+        furiosa_tactic_config(settings.value().tactic, settings.value().max_shapes);
     if (!config) return config.error();
     job.config = std::move(config.value());
   }
@@ -116,23 +145,19 @@ Result<TccJob> furiosa_tcc_job(const CompileOptions& options) {
 }
 
 Result<TorchJob> furiosa_torch_job(const CompileOptions& options) {
-  const Result<FuriosaTarget> target = furiosa_target_option(options);
-  if (!target) return target.error();
-  const Result<std::string> hint = quick_hint(options);
-  if (!hint) return hint.error();
+  const Result<FuriosaSettings> settings = furiosa_settings(options);
+  if (!settings) return settings.error();
   TorchJob job;
-  job.pes = target.value().pes;
-  job.hint = hint.value();
+  job.pes = settings.value().target.pes;
+  job.hint = quick_hint(settings.value());
   job.threads = thread_share(options);
   if (!job.hint.empty()) return job;
-  const Result<int> max_shapes = max_shapes_option(options);
-  if (!max_shapes) return max_shapes.error();
-  const std::string tactic = vendor_option(options, "tactic");
+  const std::string& tactic = settings.value().tactic;
   if (!tactic.empty() && !furiosa_tactic_config(tactic, 0)) {  // not a name that takes no number
     if (const auto numbered = furiosa_tactic_config(tactic, 1); !numbered) return numbered.error();
   }
   job.tactic = torch_tactic(tactic);
-  job.max_shapes = max_shapes.value();
+  job.max_shapes = settings.value().max_shapes;
   return job;
 }
 
@@ -145,8 +170,8 @@ Result<FuriosaCompiler> furiosa_compiler_option(const CompileOptions& options) {
 }
 
 Result<std::string> with_furiosa_files(std::string version) {
-  constexpr std::pair<const char*, const char*> kFiles[] = {
-      {"NPU_COMPILER_CONFIG_PATH", ", configuration "}, {"TACTIC_HINT_PATH", ", hint "}};
+  constexpr std::pair<const char*, const char*> kFiles[] = {{kConfigVariable, ", configuration "},
+                                                            {kFuriosaHintVariable, ", hint "}};
   for (const auto& [variable, words] : kFiles) {
     const std::string file = environment(variable);
     if (file.empty()) continue;

@@ -26,9 +26,13 @@ constexpr const char* kInstall =
 constexpr const char* kCrossCompiler = "aarch64-linux-gnu-gcc";
 constexpr const char* kInstallCross = "apt install gcc-aarch64-linux-gnu libc6-dev-arm64-cross";
 constexpr size_t kEdfLimit = size_t{1} << 30;
-constexpr size_t kScheduleLimit = size_t{256} << 20;
-constexpr size_t kWordsLimit = 300;  // of the compiler's, in one message
+// What a search writes of its schedule has tens of KiB; with more it is not that.
+constexpr size_t kScheduleLimit = size_t{32} << 20;
+constexpr double kMostCycles = 0x1p53;  // above, not every whole number is a double
+constexpr size_t kWordsLimit = 300;     // of the compiler's, in one message
 constexpr double kVersionSeconds = 60;
+constexpr const char* kTimeAdvice =
+    "a longer --compile-timeout, smaller parts (--max-mm) or a --target of fewer PEs";
 
 bool is_program(const fs::path& path) {
   std::error_code failed;
@@ -122,6 +126,9 @@ Error exit_error(const ChildResult& child, std::string_view tcl, const TccJob& j
     return tcc_error(ErrorKind::kUsage, "does not take its configuration", cause,
                      "see --tactic, --max-shapes and NPU_COMPILER_CONFIG_PATH");
   }
+  if (job.hint.empty()) {
+    if (auto error = furiosa_hint_error(last_words(lines))) return std::move(*error);
+  }
   if (mentions("unknown target NPU") || mentions("unknown NPU ID")) {
     return tcc_error(ErrorKind::kUsage, "does not know this target", job.target, "see --target");
   }
@@ -143,8 +150,9 @@ Error exit_error(const ChildResult& child, std::string_view tcl, const TccJob& j
                    last_words(lines));
 }
 
-std::optional<Error> child_error(const ChildResult& child, std::string_view tcl,
-                                 const TccJob& job) {
+// `faster`: what would have made it end in time.
+std::optional<Error> child_error(const ChildResult& child, std::string_view tcl, const TccJob& job,
+                                 const std::string& faster) {
   if (child.ok()) return std::nullopt;
   switch (child.end) {
     case ChildResult::End::kExited:
@@ -160,33 +168,26 @@ std::optional<Error> child_error(const ChildResult& child, std::string_view tcl,
     case ChildResult::End::kNotStarted:
       return tcc_error(ErrorKind::kRetriable, "can't be run", child.describe(), kInstall);
     default:
-      return tcc_error(ErrorKind::kRetriable, "did not end", child.describe(),
-                       "a longer --compile-timeout, smaller parts (--max-mm) or a --target of "
-                       "fewer PEs");
+      return tcc_error(ErrorKind::kRetriable, "did not end", child.describe(), faster);
   }
 }
 
 // Runs it over a text in `directory`. The compiler's own cache stays off: ours is keyed better.
-// `schedule` names a folder for what its search came to; "" = none.
 ChildResult run_tcc(const fs::path& tcc, const std::string& tcl, const TccJob& job,
-                    const TempDir& directory, const fs::path& schedule,
+                    const TempDir& directory, std::vector<std::string> environment,
                     std::vector<std::string> arguments) {
   publish_text(directory.path() / "part.tc", tcl);
   ChildOptions options;
   options.limits.seconds = job.seconds_limit;
   options.in_our_group = job.in_our_group;
-  options.environment = {"RAYON_NUM_THREADS=" + std::to_string(job.threads), "RUST_BACKTRACE=0"};
+  options.environment = std::move(environment);
+  options.environment.push_back("RAYON_NUM_THREADS=" + std::to_string(job.threads));
+  options.environment.push_back("RUST_BACKTRACE=0");
   if (!job.config.empty()) {
     const fs::path config = directory.path() / "config.yaml";
     publish_text(config, job.config);
     options.environment.push_back("NPU_COMPILER_CONFIG_PATH=" + config.string());
   }
-  if (!job.hint.empty()) {
-    const fs::path hint = directory.path() / "hint.yaml";
-    publish_text(hint, job.hint);
-    options.environment.push_back("TACTIC_HINT_PATH=" + hint.string());
-  }
-  if (!schedule.empty()) options.environment.push_back("DUMP_TACTIC_DEBUG=" + schedule.string());
   options.on_error_line = [](std::string_view line) {
     if (line.starts_with("[")) log(LogLevel::kDebug, "compile", line);
   };
@@ -195,25 +196,36 @@ ChildResult run_tcc(const fs::path& tcc, const std::string& tcl, const TccJob& j
   return run_child(arguments, options);
 }
 
-// What its search says that the chosen schedule takes, over all graphs of the program: the folder
-// of its debugging output has one for each. Nothing where a release writes no such thing.
-std::optional<double> scheduled_cycles(const fs::path& folder) {
+// What its search says of one graph in a file of its debugging output.
+std::optional<double> cycles_of_schedule(const fs::path& file) {
   std::error_code failed;
-  double cycles = 0;
-  for (const fs::directory_entry& graph : fs::directory_iterator(folder, failed)) {
-    const fs::path file = graph.path() / "meta.json";
-    if (!fs::is_regular_file(file, failed) || fs::file_size(file, failed) > kScheduleLimit) {
-      return std::nullopt;
-    }
-    const auto json = nlohmann::json::parse(read_text(file, kScheduleLimit), nullptr, false);
-    static const nlohmann::json::json_pointer kCycles(
-        "/baseline/cost/Compilable/cycle/execution_time");
-    if (json.is_discarded() || !json.contains(kCycles) || !json.at(kCycles).is_number()) {
-      return std::nullopt;
-    }
-    cycles += json.at(kCycles).get<double>();
+  if (!fs::is_regular_file(file, failed)) return std::nullopt;
+  const auto json = nlohmann::json::parse(read_text(file, kScheduleLimit), nullptr, false);
+  static const nlohmann::json::json_pointer kCycles(
+      "/baseline/cost/Compilable/cycle/execution_time");
+  if (json.is_discarded() || !json.contains(kCycles) || !json.at(kCycles).is_number()) {
+    return std::nullopt;
   }
-  return cycles > 0 && std::isfinite(cycles) ? std::optional(cycles) : std::nullopt;
+  const double cycles = std::round(json.at(kCycles).get<double>());
+  return cycles >= 1 && cycles <= kMostCycles ? std::optional(cycles) : std::nullopt;
+}
+
+// What its search says that the chosen schedule takes, over all graphs of the program: the folder
+// of its debugging output has one for each. Nothing where a release writes no such thing: code is
+// code all the same.
+std::optional<double> scheduled_cycles(const fs::path& folder) {
+  double total = 0;
+  try {
+    for (const fs::directory_entry& graph : fs::directory_iterator(folder)) {
+      const std::optional<double> cycles = cycles_of_schedule(graph.path() / "meta.json");
+      if (!cycles) return std::nullopt;
+      total += *cycles;
+    }
+  } catch (const std::exception& unreadable) {
+    log(LogLevel::kDebug, "compile", std::string("no schedule: ") + unreadable.what());
+    return std::nullopt;
+  }
+  return total >= 1 && total <= kMostCycles ? std::optional(total) : std::nullopt;
 }
 
 constexpr FuriosaTarget kTargets[] = {
@@ -225,7 +237,7 @@ struct Tactic {
   bool numbered;
 };
 constexpr Tactic kTactics[] = {
-    {"Default", false},           {"DefaultWithMaxNumUniqueShapes", true},
+    {"Default", false},           {kFuriosaNumberedDefault, true},
     {"NoConstraint", false},      {"ForLlmModelComputeBound", true},
     {"ForLlmModelIOBound", true}, {"ForLlmModelComputeIOBalanced", false},
     {"ForVisionModel", false},    {"ForMiscModel", false}};
@@ -297,9 +309,13 @@ Result<TccCode> furiosa_compile_tcl(const fs::path& tcc, const std::string& tcl,
                                     const TccJob& job) {
   const TempDir directory;
   const fs::path out = directory.path() / "part.edf", schedule = directory.path() / "schedule";
-  const ChildResult child = run_tcc(tcc, tcl, job, directory, schedule,
+  std::vector<std::string> environment = {"DUMP_TACTIC_DEBUG=" + schedule.string()};
+  if (!job.hint.empty()) environment.push_back(publish_furiosa_hint(directory.path(), job.hint));
+  const ChildResult child = run_tcc(tcc, tcl, job, directory, std::move(environment),
                                     {"--no-compiler-cache", "--output", out.string()});
-  if (auto error = child_error(child, tcl, job)) return std::move(*error);
+  if (auto error = child_error(child, tcl, job, furiosa_time_advice(job.hint))) {
+    return std::move(*error);
+  }
   std::error_code failed;
   if (!fs::is_regular_file(out, failed)) {
     return tcc_error(ErrorKind::kRetriable, "ended well and left no EDF",
@@ -313,10 +329,10 @@ Result<TccCode> furiosa_compile_tcl(const fs::path& tcc, const std::string& tcl,
 Result<double> furiosa_estimate_tcl(const fs::path& tcc, const std::string& tcl,
                                     const TccJob& job) {
   const TempDir directory;
-  TccJob freely = job;  // a hint is for the search, whose model is another
-  freely.hint.clear();
-  const ChildResult child = run_tcc(tcc, tcl, freely, directory, "", {"--evaluate-tcl"});
-  if (auto error = child_error(child, tcl, job)) return std::move(*error);
+  // Bounds are for the search, whose model is another: the user's do not reach an estimate either.
+  const ChildResult child = run_tcc(tcc, tcl, job, directory,
+                                    {std::string(kFuriosaHintVariable) + "="}, {"--evaluate-tcl"});
+  if (auto error = child_error(child, tcl, job, kTimeAdvice)) return std::move(*error);
   const std::vector<std::string> lines = lines_of(child.out);
   double cycles = -1;
   if (lines.size() == 1) {
@@ -336,7 +352,7 @@ Result<double> furiosa_estimate_tcl(const fs::path& tcc, const std::string& tcl,
 
 Result<std::string> furiosa_tactic_config(const std::string& tactic, int max_shapes) {
   if (tactic.empty() && max_shapes == 0) return std::string();
-  const std::string name = tactic.empty() ? "DefaultWithMaxNumUniqueShapes" : tactic;
+  const std::string name = tactic.empty() ? kFuriosaNumberedDefault : tactic;
   for (const Tactic& known : kTactics) {
     if (known.name != name) continue;
     if (known.numbered != (max_shapes > 0)) {
@@ -357,6 +373,28 @@ std::string furiosa_quick_hint(int max_shapes) {
       "  max_num_partitioning_axes: 1\n  max_num_unique_shapes: " + std::to_string(max_shapes) +
       "\n  use_efficiently_broadcasted_tactic: true\n";
   return "global_hint:\n" + bounds + "global_einsum_hint:\n" + bounds;
+}
+
+std::string publish_furiosa_hint(const fs::path& folder, const std::string& hint) {
+  const fs::path file = folder / "hint.yaml";
+  publish_text(file, hint);
+  return std::string(kFuriosaHintVariable) + "=" + file.string();
+}
+
+std::optional<Error> furiosa_hint_error(std::string_view words) {
+  const std::string file = environment(kFuriosaHintVariable);
+  // A reader of YAML gives line and column; the one of TCL says "col".
+  if (file.empty() || (words.find(" column ") == std::string_view::npos &&
+                       words.find("EOF while parsing a value") == std::string_view::npos)) {
+    return std::nullopt;
+  }
+  return Error{ErrorKind::kUsage, kFuriosaHintVariable,
+               "the compiler does not take the bounds in " + file, shortened(std::string(words)),
+               "correct the file, or unset the variable"};
+}
+
+std::string furiosa_time_advice(const std::string& hint) {
+  return std::string(hint.empty() ? "--search quick, " : "") + kTimeAdvice;
 }
 
 }  // namespace npu

@@ -32,18 +32,25 @@ struct FuriosaTarget {
 std::span<const FuriosaTarget> furiosa_targets();
 Result<FuriosaTarget> find_furiosa_target(std::string_view name);
 
+// The tactic that a number of shapes alone means.
+inline constexpr const char* kFuriosaNumberedDefault = "DefaultWithMaxNumUniqueShapes";
+
+// Names a file of bounds for the search; either compiler reads it.
+inline constexpr const char* kFuriosaHintVariable = "TACTIC_HINT_PATH";
+
 struct TccJob {
   std::string target;         // checked by find_furiosa_target
   std::string config;         // YAML for NPU_COMPILER_CONFIG_PATH; "" = the compiler's own defaults
-  std::string hint;           // YAML for TACTIC_HINT_PATH, of a compile; "" = none
+  std::string hint;           // YAML for TACTIC_HINT_PATH, of a compile; "" = a file of the user's
   int threads = 1;            // RAYON_NUM_THREADS
   double seconds_limit = 0;   // 0 = none
   bool in_our_group = false;  // whoever limits this process limits the compiler too
 };
 
 struct TccCode {
-  std::string edf;               // checked for its frame
-  std::optional<double> cycles;  // of one call, as the search reckoned the schedule that it chose
+  std::string edf;  // checked for its frame
+  // Of one call, as the search reckoned the schedule that it chose; whole, 1 to 2^53.
+  std::optional<double> cycles;
 };
 // Errors are kBadInput where the compiler would say the same again, with its own words; kRetriable
 // where it was stopped or could not do its work here; kUsage where its configuration is wrong.
@@ -61,5 +68,13 @@ Result<std::string> furiosa_tactic_config(const std::string& tactic, int max_sha
 // The hint that keeps the search to tensors divided along one axis, and to so many shapes of each:
 // seconds in place of minutes to days, for a schedule that is somewhat slower (docs/furiosa.md).
 std::string furiosa_quick_hint(int max_shapes);
+
+// Writes it into `folder`; the environment's entry that names it.
+std::string publish_furiosa_hint(const fs::path& folder, const std::string& hint);
+// A compiler's last words as an Error, if they are about the file that the user's TACTIC_HINT_PATH
+// names: no fault of the part.
+std::optional<Error> furiosa_hint_error(std::string_view words);
+// What may help a compile under this hint to end in time.
+std::string furiosa_time_advice(const std::string& hint);
 
 }  // namespace npu

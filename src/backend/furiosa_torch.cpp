@@ -4,6 +4,7 @@
 #include <csignal>
 
 #include "backend/environment.h"
+#include "backend/furiosa_tcc.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/process.h"
@@ -16,7 +17,8 @@ constexpr const char* kWhere = "furiosa.torch";
 constexpr const char* kVariable = "NPU_LORA_FURIOSA_PYTHON";
 constexpr const char* kInstall =
     "set NPU_LORA_FURIOSA_PYTHON to a Python that has furiosa-torch (docs/furiosa.md)";
-constexpr const char* kForm = "form 1";  // raised when the script makes other torch ops of a part
+// Raised when the script makes other torch ops of a part, or a blob keeps other things beside.
+constexpr const char* kForm = "form 2";
 constexpr double kVersionSeconds = 60;
 constexpr size_t kCodeLimit = size_t{1} << 30;
 constexpr size_t kWordsLimit = 300;
@@ -39,12 +41,15 @@ std::string last_words(const ChildResult& child) {
   return said.empty() ? "no word" : std::string(said);
 }
 
-Error child_error(const ChildResult& child) {
-  const auto error = [&](ErrorKind kind, const char* what, std::string got, const char* hint = "") {
-    return Error{kind, kWhere, what, std::move(got), hint};
+Error child_error(const ChildResult& child, const TorchJob& job) {
+  const auto error = [&](ErrorKind kind, const char* what, std::string got, std::string hint = "") {
+    return Error{kind, kWhere, what, std::move(got), std::move(hint)};
   };
   switch (child.end) {
     case ChildResult::End::kExited:
+      if (job.hint.empty()) {
+        if (auto wrong = furiosa_hint_error(last_words(child))) return std::move(*wrong);
+      }
       if (child.exit_code == kEnvironment) {
         return error(ErrorKind::kRetriable, "can't compile here", last_words(child), kInstall);
       }
@@ -60,9 +65,8 @@ Error child_error(const ChildResult& child) {
     case ChildResult::End::kNotStarted:
       return error(ErrorKind::kRetriable, "can't be run", child.describe(), kInstall);
     default:
-      return error(
-          ErrorKind::kRetriable, "did not end", child.describe(),
-          "a longer --compile-timeout, smaller parts (--max-mm) or a --target of fewer PEs");
+      return error(ErrorKind::kRetriable, "did not end", child.describe(),
+                   furiosa_time_advice(job.hint));
   }
 }
 
@@ -93,7 +97,7 @@ Result<FuriosaTorch> find_furiosa_torch() {
 
 std::string torch_tactic(const std::string& tactic) {
   // furiosa-tcc has a name of its own for the default with a number of shapes.
-  return tactic == "DefaultWithMaxNumUniqueShapes" ? "Default" : tactic;
+  return tactic == kFuriosaNumberedDefault ? "Default" : tactic;
 }
 
 Result<std::string> furiosa_compile_graph(const FuriosaTorch& torch, const Graph& part,
@@ -111,16 +115,14 @@ Result<std::string> furiosa_compile_graph(const FuriosaTorch& torch, const Graph
                          // Its own cache, if this release can't be told to leave it.
                          "XDG_CACHE_HOME=" + directory.path().string()};
   if (!job.hint.empty()) {
-    const fs::path hint = directory.path() / "hint.yaml";
-    publish_text(hint, job.hint);
-    options.environment.push_back("TACTIC_HINT_PATH=" + hint.string());
+    options.environment.push_back(publish_furiosa_hint(directory.path(), job.hint));
   }
   options.on_error_line = [](std::string_view line) { log(LogLevel::kDebug, "compile", line); };
   const ChildResult child = run_child(
       command(torch.python, {"compile", source.string(), out.string(), std::to_string(job.pes),
                              job.tactic, job.max_shapes > 0 ? std::to_string(job.max_shapes) : ""}),
       options);
-  if (!child.ok()) return child_error(child);
+  if (!child.ok()) return child_error(child, job);
   std::error_code failed;
   if (!fs::is_regular_file(out, failed) || fs::file_size(out, failed) == 0) {
     return Error{ErrorKind::kRetriable, kWhere, "ended well and left nothing", last_words(child),

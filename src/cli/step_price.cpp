@@ -9,7 +9,6 @@
 #include <set>
 
 #include "base/log.h"
-#include "compile/distinct.h"
 #include "compile/estimate.h"
 
 namespace npu {
@@ -18,7 +17,8 @@ namespace {
 // Of a distinct part that a step runs on the device.
 struct PartPrice {
   Result<double> forecast;
-  std::optional<double> compiled;
+  bool compiled = false;
+  std::optional<double> scheduled;  // by the code, if it says
 };
 using PartPrices = std::map<size_t, PartPrice>;  // by their place in the plan
 
@@ -34,11 +34,15 @@ GraphPrice price_graph(const PlannedGraph& graph, int64_t calls, const Plan& pla
       continue;
     }
     ++price.launches;
-    const auto& [cycles, compiled] = prices.at(part.distinct);
-    if (compiled) {
-      ++price.compiled;
-      price.compiled_cycles += *compiled;
-      price.compiled_forecast += cycles ? cycles.value() : 0;
+    const auto& [cycles, compiled, scheduled] = prices.at(part.distinct);
+    if (compiled) ++price.compiled_parts;
+    if (scheduled) {
+      ++price.scheduled_parts;
+      price.scheduled_cycles += *scheduled;
+    }
+    if (scheduled && cycles) {
+      price.compared_scheduled += *scheduled;
+      price.compared_forecast += cycles.value();
     }
     if (!cycles) {
       price.unpriced.push_back(part.name + ": " + cycles.error().text());
@@ -68,15 +72,6 @@ std::vector<Run> runs_of(const ModelConfig& config, const Prepared& prepared) {
   return runs;
 }
 
-// What the compiler said of a part's code, if that is in the cache.
-std::optional<double> compiled_cycles(const DistinctPart& part, const Prepared& prepared,
-                                      const std::string& compiler, const CompileOptions& options) {
-  const CacheKey key = part_key(part.graph, part.text, *prepared.backend, compiler, options);
-  const auto outcome = Cache(prepared.options.compile.cache_dir).get(key);
-  if (!outcome || !outcome->built()) return std::nullopt;
-  return prepared.backend->code_cycles(outcome->blob);
-}
-
 Result<PartPrices> price_parts(const std::vector<Run>& runs, const Prepared& prepared,
                                const CompileOptions& options) {
   std::set<size_t> used;
@@ -90,14 +85,13 @@ Result<PartPrices> price_parts(const std::vector<Run>& runs, const Prepared& pre
   Result<std::vector<Result<double>>> cycles =
       estimate_parts(parts, *prepared.backend, options, prepared.options.compile);
   if (!cycles) return cycles.error();
-  const Result<std::string> compiler = prepared.backend->compiler_version();
-  if (!compiler) return compiler.error();
   PartPrices out;
   for (const size_t part : used) {
-    Result<double>& forecast = cycles.value()[out.size()];
-    out.emplace(
-        part, PartPrice{std::move(forecast), compiled_cycles(prepared.plan.distinct[part], prepared,
-                                                             compiler.value(), options)});
+    PartPrice price{std::move(cycles.value()[out.size()]), false, std::nullopt};
+    const std::optional<CompileOutcome>& outcome = prepared.plan.distinct[part].outcome;
+    price.compiled = outcome && outcome->built();
+    if (price.compiled) price.scheduled = prepared.backend->code_cycles(outcome->blob);
+    out.emplace(part, std::move(price));
   }
   return out;
 }
@@ -121,18 +115,23 @@ double share_of_peak(const StepPrice& price, double flops, double cycles) {
 
 // What the code in the cache says of itself beside the forecast.
 void print_compiled(const StepPrice& price) {
-  if (price.compiled == 0) return;
+  if (price.compiled_parts == 0) return;
   std::cout << "as compiled, by the compiler's own schedules: ";
-  if (price.all_compiled()) {
-    std::cout << rounded(price.compiled_cycles * 1e-6, 3) << " M cycles, "
-              << rounded(price.compiled_seconds() * 1e3, 3) << " ms, "
-              << rounded(static_cast<double>(price.tokens) / price.compiled_seconds(), 0)
-              << " tok/s; ";
+  if (price.all_scheduled()) {
+    std::cout << rounded(price.scheduled_cycles * 1e-6, 3) << " M cycles, "
+              << rounded(price.scheduled_seconds() * 1e3, 3) << " ms, "
+              << (price.host_parts() > 0 ? "at most " : "")
+              << rounded(price.scheduled_tokens_per_second(), 0) << " tok/s";
   } else {
-    std::cout << price.compiled << " of " << price.parts << " parts so far, ";
+    std::cout << price.compiled_parts << " of " << price.parts << " parts so far";
+    const int64_t silent = price.compiled_parts - price.scheduled_parts;
+    if (silent > 0) std::cout << ", " << silent << " without a word of their schedule";
   }
-  std::cout << rounded(price.compiled_cycles / std::max(1.0, price.compiled_forecast), 2)
-            << " x the estimate\n";
+  if (price.compared_forecast > 0) {
+    std::cout << "; " << rounded(price.compared_scheduled / price.compared_forecast, 2)
+              << " x the estimate";
+  }
+  std::cout << "\n";
 }
 
 }  // namespace
@@ -141,6 +140,12 @@ bool StepPrice::complete() const {
   return std::ranges::all_of(graphs, [](const GraphPrice& graph) {
     return graph.host_parts == 0 && graph.unpriced.empty();
   });
+}
+
+int64_t StepPrice::host_parts() const {
+  int64_t count = 0;
+  for (const GraphPrice& graph : graphs) count += graph.host_parts;
+  return count;
 }
 
 std::optional<StepPrice> price_step(const ModelConfig& config, const Prepared& prepared,
@@ -170,9 +175,11 @@ std::optional<StepPrice> price_step(const ModelConfig& config, const Prepared& p
     price.flops += static_cast<double>(calls) * row.flops;
     price.launches += calls * row.launches;
     price.parts += row.launches;
-    price.compiled += row.compiled;
-    price.compiled_cycles += static_cast<double>(calls) * row.compiled_cycles;
-    price.compiled_forecast += static_cast<double>(calls) * row.compiled_forecast;
+    price.compiled_parts += row.compiled_parts;
+    price.scheduled_parts += row.scheduled_parts;
+    price.scheduled_cycles += static_cast<double>(calls) * row.scheduled_cycles;
+    price.compared_scheduled += static_cast<double>(calls) * row.compared_scheduled;
+    price.compared_forecast += static_cast<double>(calls) * row.compared_forecast;
     price.graphs.push_back(std::move(row));
   }
   return price;
@@ -192,12 +199,17 @@ Json price_json(const StepPrice& price) {
               {"tok_s", price.tokens_per_second()},
               {"peak_share", price.peak_share()},
               {"peak_flops_per_second", price.rates.flops_per_second},
-              {"compiled_parts", price.compiled},
+              {"parts", price.parts},
+              {"compiled_parts", price.compiled_parts},
+              {"scheduled_parts", price.scheduled_parts},
               {"graphs", Json::array()}};
-  if (price.all_compiled()) {
-    out["compiled_cycles_per_step"] = price.compiled_cycles;
-    out["compiled_step_seconds"] = price.compiled_seconds();
-    out["compiled_tok_s"] = static_cast<double>(price.tokens) / price.compiled_seconds();
+  if (price.all_scheduled()) {
+    out["scheduled_cycles_per_step"] = price.scheduled_cycles;
+    out["scheduled_step_seconds"] = price.scheduled_seconds();
+    out["scheduled_tok_s"] = price.scheduled_tokens_per_second();
+  }
+  if (price.compared_forecast > 0) {
+    out["scheduled_over_estimate"] = price.compared_scheduled / price.compared_forecast;
   }
   for (const GraphPrice& graph : price.graphs) {
     out["graphs"].push_back({{"group", graph.group},
@@ -207,8 +219,9 @@ Json price_json(const StepPrice& price) {
                              {"host_parts", graph.host_parts},
                              {"unpriced", graph.unpriced},
                              {"cycles_per_call", graph.cycles},
-                             {"compiled_parts", graph.compiled},
-                             {"compiled_cycles_per_call", graph.compiled_cycles},
+                             {"compiled_parts", graph.compiled_parts},
+                             {"scheduled_parts", graph.scheduled_parts},
+                             {"scheduled_cycles_per_call", graph.scheduled_cycles},
                              {"flops_per_call", graph.flops},
                              {"bytes_per_call", graph.bytes}});
   }

@@ -22,10 +22,11 @@ struct GraphPrice {
   double cycles = 0;                  // a call, of the parts that are priced
   double flops = 0;                   // a call, of products in those parts
   int64_t bytes = 0;                  // a call: inputs and outputs of those parts, in device memory
-  // Of parts whose code is in the cache and says what it takes: how many, their cycles by the
-  // compiler's own schedule, and those of their forecasts.
-  int64_t compiled = 0;
-  double compiled_cycles = 0, compiled_forecast = 0;
+  int64_t compiled_parts = 0;         // whose code is in the cache
+  int64_t scheduled_parts = 0;        // of these, whose code says what it takes
+  double scheduled_cycles = 0;        // a call, by what they say
+  // Of parts that have both: the two sums that can be compared.
+  double compared_scheduled = 0, compared_forecast = 0;
 };
 
 struct StepPrice {
@@ -48,13 +49,18 @@ struct StepPrice {
   // False when something is not in the price: then it is a lower bound of the time.
   bool complete() const;
 
-  // The same by the schedules of the code that is compiled, where every part's says.
-  int64_t compiled = 0, parts = 0;  // distinct uses: parts of graphs
-  double compiled_cycles = 0, compiled_forecast = 0;
-  bool all_compiled() const { return parts > 0 && compiled == parts && complete(); }
-  double compiled_seconds() const {
-    return compiled_cycles / rates.cycles_per_second + launches_seconds() + transfer_seconds();
+  // The same by what the compiler says of its schedules. Parts are counted once a graph.
+  int64_t parts = 0, compiled_parts = 0, scheduled_parts = 0;
+  double scheduled_cycles = 0;
+  double compared_scheduled = 0, compared_forecast = 0;
+  bool all_scheduled() const { return parts > 0 && scheduled_parts == parts; }
+  double scheduled_seconds() const {
+    return scheduled_cycles / rates.cycles_per_second + launches_seconds() + transfer_seconds();
   }
+  double scheduled_tokens_per_second() const {
+    return static_cast<double>(tokens) / scheduled_seconds();
+  }
+  int64_t host_parts() const;
 };
 
 // The step of a plan, for the target that it was made for. `transfer_bytes` move between host and

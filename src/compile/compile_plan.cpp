@@ -35,7 +35,7 @@ std::string traits_text(const Traits& traits) {
 }  // namespace
 
 CacheKey part_key(const Graph& part, std::string_view text, Backend& backend,
-                  std::string_view compiler, const CompileOptions& options) {
+                  std::string_view compiler, const CompileOptions& options, KeyUse use) {
   const Traits& traits = backend.traits();
   CacheKey key;
   key.add("part", text);
@@ -45,9 +45,8 @@ CacheKey part_key(const Graph& part, std::string_view text, Backend& backend,
   key.add("traits", traits_text(traits));
   key.add("threads", options.threads == 0 ? "all" : std::to_string(options.threads));
   // A vendor option may be given more than once: its values together are the option's value.
-  std::vector<std::pair<std::string, std::string>> vendor;
-  for (const auto& [name, value] : options.vendor) {
-    if (name == "compiler") continue;  // "auto" or by name: which one it is stands above
+  VendorOptions vendor;
+  for (const auto& [name, value] : backend.key_options(options, use)) {
     const auto same =
         std::find_if(vendor.begin(), vendor.end(),
                      [&, &wanted = name](const auto& v) { return v.first == wanted; });

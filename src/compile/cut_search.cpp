@@ -275,7 +275,8 @@ std::optional<ChosenCut> search_cut(const Graph& graph, Backend& backend,
   const Result<PartLabels> by_limits = partition(graph, bounds.limits);
   if (!rates || !compiler || !pieces || !by_limits || pieces.value().count < 2) return std::nullopt;
 
-  CacheKey key = part_key(graph, print_graph(graph), backend, compiler.value(), options);
+  CacheKey key =
+      part_key(graph, print_graph(graph), backend, compiler.value(), options, KeyUse::kForecast);
   key.add("use", "cut");
   char budget[96];
   std::snprintf(budget, sizeof budget, "%g s, %g s a contraction, %g s a launch",

@@ -14,9 +14,11 @@ namespace npu {
 // can.
 std::string unsupported_node(Backend& backend, const Graph& part, const CompileOptions& options);
 
-// What a compiled part depends on. `text` is its printed form, `compiler` the backend's version.
+// What a compiled part, or a forecast for it, depends on. `text` is its printed form, `compiler`
+// the backend's version.
 CacheKey part_key(const Graph& part, std::string_view text, Backend& backend,
-                  std::string_view compiler, const CompileOptions& options);
+                  std::string_view compiler, const CompileOptions& options,
+                  KeyUse use = KeyUse::kCode);
 
 class DistinctParts {
  public:

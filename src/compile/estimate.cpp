@@ -61,7 +61,8 @@ Result<std::vector<Result<double>>> estimate_parts(std::span<const Graph* const>
   std::vector<std::optional<Result<double>>> found;
   std::vector<size_t> misses;
   for (size_t i = 0; i < parts.size(); ++i) {
-    CacheKey key = part_key(*parts[i], print_graph(*parts[i]), backend, compiler.value(), options);
+    CacheKey key = part_key(*parts[i], print_graph(*parts[i]), backend, compiler.value(), options,
+                            KeyUse::kForecast);
     key.add("use", "estimate");
     found.push_back(read_entry(cache.get(key)));
     if (!found.back()) misses.push_back(i);

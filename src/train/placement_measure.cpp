@@ -242,7 +242,10 @@ Result<std::string> placement_digest(const Prepared& prepared, int64_t layers) {
     std::snprintf(text, sizeof text, "%.17g", seconds);
     add(text);
   }
-  for (const auto& [name, value] : prepared.options.plan.compile.vendor) add(name + "=" + value);
+  for (const auto& [name, value] :
+       prepared.backend->key_options(prepared.options.plan.compile, KeyUse::kCode)) {
+    add(name + "=" + value);
+  }
   for (const PlannedGraph& graph : prepared.plan.graphs) add(print_graph(graph.graph));
   return digest.hex();
 }

@@ -76,9 +76,9 @@ void choose_cuts(SessionOptions& options, Backend& backend) {
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::string>> vendor_options(
-    const Traits& traits, const std::map<std::string, std::string, std::less<>>& given) {
-  std::vector<std::pair<std::string, std::string>> options;
+VendorOptions vendor_options(const Traits& traits,
+                             const std::map<std::string, std::string, std::less<>>& given) {
+  VendorOptions options;
   for (const auto& [name, otherwise] : traits.options) {
     const auto found = given.find(name);
     const std::string& value = found == given.end() ? otherwise : found->second;

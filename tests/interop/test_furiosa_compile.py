@@ -118,7 +118,8 @@ def test_a_hanging_compiler_ends_with_its_limit(run, tcc, monkeypatch):
     report = compiled(run, "--no-adaptive-cut", "--compile-timeout", 1, "--jobs", 4,
                       expect=CHECK_FAILED)
     assert all(failure["outcome"] == "timed out" for failure in report["failed"])
-    assert [line for line in tcc("compile") if alive(line.split()[-1])] == []
+    pids = [line.split(" pid ")[1].split()[0] for line in tcc("compile")]
+    assert pids and [pid for pid in pids if alive(pid)] == []
 
 
 def test_progress_is_shown_on_request(run, tcc):
@@ -171,10 +172,44 @@ def test_a_tactic_reaches_the_compiler_and_the_key(run, tcc):
 
 def test_a_full_search_is_other_code(run, tcc):
     quick = compiled(run, "--max-mm", 2)
-    assert all(line.endswith(" hinted") for line in tcc("compile"))
+    assert all(line.endswith(" hinted 8") for line in tcc("compile"))
     full = compiled(run, "--max-mm", 2, "--search", "full")
     assert full["built"] == quick["built"] and full["cached"] == 0
-    assert sum(line.endswith(" hinted") for line in tcc("compile")) == quick["built"]
+    assert sum(" hinted" in line for line in tcc("compile")) == quick["built"]
+    done = run("compile", *ON_CARD, "--max-mm", 2, "--max-shapes", 4, "--expect-cached", expect=CHECK_FAILED)
+    assert "option max-shapes changed: 4 (was 8)" in done.stderr
+
+
+def test_what_comes_to_the_same_is_the_same_code(run, tcc):
+    built = compiled(run, "--max-mm", 2)["built"]
+    for same in (["--search", "quick"], ["--max-shapes", 8], ["--target", "renegade-8pe"], ["--compiler", "tcc"]):
+        assert compiled(run, "--max-mm", 2, *same)["cached"] == built, same
+    estimates = len(tcc("evaluate"))
+    price = json.loads(run("plan", *ON_CARD, "--max-mm", 2, "--json").stdout)["estimates"][0]
+    asked = len(tcc("evaluate"))
+    assert asked > estimates
+    full = json.loads(run("plan", *ON_CARD, "--max-mm", 2, "--search", "full", "--json").stdout)["estimates"][0]
+    assert len(tcc("evaluate")) == asked, "a forecast is of the chip, not of a search"
+    assert full["cycles_per_step"] == price["cycles_per_step"]
+
+
+def test_a_hint_that_is_no_yaml_is_the_users_to_mend(run, tcc, monkeypatch, tmp_path):
+    hint = tmp_path / "hint.yaml"
+    hint.write_text("global_hint: [\n")
+    monkeypatch.setenv("TACTIC_HINT_PATH", str(hint))
+    report = compiled(run, "--max-mm", 2, "--no-adaptive-cut", expect=CHECK_FAILED)
+    assert all("TACTIC_HINT_PATH: the compiler does not take the bounds in " in row["reason"] for row in report["failed"])
+    hint.write_text("global_hint:\n  max_num_unique_shapes: 2\n")
+    assert compiled(run, "--max-mm", 2)["failed"] == []
+
+
+def test_a_configuration_that_makes_the_search_full_is_said(run, tcc, monkeypatch, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text("tactic_hint: Default\n")
+    monkeypatch.setenv("NPU_COMPILER_CONFIG_PATH", str(config))
+    words = "the search is full, as NPU_COMPILER_CONFIG_PATH is set; --search quick keeps it short"
+    assert run("compile", *ON_CARD, "--max-mm", 2).stderr.count(words) == 1
+    assert words not in run("compile", *ON_CARD, "--max-mm", 2, "--search", "quick").stderr
 
 
 # ---- plan ---------------------------------------------------------------------------------------
@@ -210,18 +245,77 @@ def test_plan_says_what_compiled_code_takes(run, tcc):
         return json.loads(run("plan", *ON_CARD, *more, "--json").stdout)["estimates"][0]
 
     before = price()
-    assert before["compiled_parts"] == 0 and "compiled_tok_s" not in before
+    assert before["compiled_parts"] == 0 and "scheduled_tok_s" not in before
     assert "as compiled" not in run("plan", *ON_CARD).stdout
     compiled(run)
     after = price()
-    launches = sum(graph["launches_per_call"] for graph in after["graphs"])
-    assert after["compiled_parts"] == launches
-    assert after["compiled_cycles_per_step"] == 4321 * after["launches_per_step"]  # as the stand-in says of any part
-    assert after["compiled_step_seconds"] == pytest.approx(
-        after["step_seconds"] + (after["compiled_cycles_per_step"] - after["cycles_per_step"]) / 1e9)
-    assert after["compiled_tok_s"] == pytest.approx(32 / after["compiled_step_seconds"])
-    assert "as compiled, by the compiler's own schedules: " in run("plan", *ON_CARD).stdout
-    assert price("--search", "full")["compiled_parts"] == 0
+    parts = sum(graph["launches_per_call"] for graph in after["graphs"])
+    assert after["parts"] == after["compiled_parts"] == after["scheduled_parts"] == parts
+    assert after["scheduled_cycles_per_step"] == sum(
+        graph["calls_per_step"] * graph["scheduled_cycles_per_call"] for graph in after["graphs"])
+    assert after["scheduled_cycles_per_step"] > 3000 * after["launches_per_step"]  # by the stand-in, more for more blocks
+    assert after["scheduled_step_seconds"] == pytest.approx(
+        after["step_seconds"] + (after["scheduled_cycles_per_step"] - after["cycles_per_step"]) / 1e9)
+    assert after["scheduled_tok_s"] == pytest.approx(32 / after["scheduled_step_seconds"])
+    ratio = after["scheduled_cycles_per_step"] / after["cycles_per_step"]
+    assert after["scheduled_over_estimate"] == pytest.approx(ratio)
+    assert f"{after['scheduled_tok_s']:.0f} tok/s; {ratio:.2f} x the estimate" in run("plan", *ON_CARD).stdout
+    assert price("--max-mm", 2)["compiled_parts"] < price("--max-mm", 2)["parts"]
+
+
+def test_plan_says_what_code_of_each_search_and_target_takes(run, tcc):
+    same = ["--max-mm", 2]
+
+    def prices(*more):
+        return json.loads(run("plan", *ON_CARD, *same, *more, "--json").stdout)["estimates"]
+
+    compiled(run, *same)
+    (full,) = prices("--search", "full")
+    assert full["compiled_parts"] == 0
+    compiled(run, *same, "--search", "full")
+    (full,), (quick,) = prices("--search", "full"), prices()
+    assert full["scheduled_cycles_per_step"] < quick["scheduled_cycles_per_step"]
+    one, eight = prices("--target", "renegade,renegade-8pe")
+    assert one["compiled_parts"] == 0 and eight["compiled_parts"] == eight["parts"] > 0
+
+
+def test_plan_counts_what_has_no_schedule_or_no_estimate(run, tcc, monkeypatch, tmp_path):
+    """Parts with a norm are those that lack something; the others have all."""
+    def price(cache):
+        arguments = ["plan", *ON_CARD, "--max-mm", 2, "--no-adaptive-cut", "--cache-dir", tmp_path / cache]
+        (line,) = (line for line in run(*arguments).stdout.splitlines() if line.startswith("as compiled"))
+        return json.loads(run(*arguments, "--json").stdout)["estimates"][0], line
+
+    def spoilt(mode, command, cache, expect=0):
+        with monkeypatch.context() as spoil:
+            spoil.setenv("FAKE_TCC_MODE", mode)
+            spoil.setenv("FAKE_TCC_ONLY", "sqrt")
+            run(command, *ON_CARD, "--max-mm", 2, "--cache-dir", tmp_path / cache, "--no-adaptive-cut", expect=expect)
+
+    run("compile", *ON_CARD, "--max-mm", 2, "--cache-dir", tmp_path / "whole")
+    whole, line = price("whole")
+
+    spoilt("no-schedule", "compile", "silent")
+    silent, line = price("silent")
+    assert silent["compiled_parts"] == silent["parts"] > silent["scheduled_parts"] > 0
+    assert "scheduled_tok_s" not in silent
+    count = silent["parts"] - silent["scheduled_parts"]
+    assert (f"{silent['parts']} of {silent['parts']} parts so far, {count} without a word of their schedule; "
+            f"{silent['scheduled_over_estimate']:.2f} x the estimate") in line
+
+    spoilt("zero", "plan", "unpriced")
+    run("compile", *ON_CARD, "--max-mm", 2, "--cache-dir", tmp_path / "unpriced")
+    unpriced, line = price("unpriced")
+    assert not unpriced["complete"] and unpriced["cycles_per_step"] < whole["cycles_per_step"]
+    assert unpriced["scheduled_cycles_per_step"] == whole["scheduled_cycles_per_step"]
+    assert unpriced["scheduled_over_estimate"] == pytest.approx(silent["scheduled_over_estimate"])
+    assert "at most" not in line  # every part says what it takes
+
+    spoilt("refuse", "compile", "host", expect=CHECK_FAILED)
+    host, line = price("host")
+    assert sum(graph["host_parts"] for graph in host["graphs"]) == count
+    assert host["scheduled_cycles_per_step"] < whole["scheduled_cycles_per_step"]
+    assert f"at most {host['scheduled_tok_s']:.0f} tok/s" in line
 
 
 def test_plan_says_what_is_not_in_the_price(run, tcc, monkeypatch):

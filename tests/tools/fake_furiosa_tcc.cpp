@@ -201,26 +201,62 @@ void check_configuration() {
         "\n\nCaused by:\n    unknown field `" + key + "`, expected one of `progress_mode`");
 }
 
+// As the real one takes it: what is no YAML ends the compile, an unknown key does nothing.
 void check_hint() {
-  const char* path = std::getenv("TACTIC_HINT_PATH");
-  if (path == nullptr) return;
+  const std::string path = environment("TACTIC_HINT_PATH");
+  if (path.empty()) return;
   std::ifstream in(path);
-  std::string key;
-  if (!in || !std::getline(in, key)) die(1, "Compilation failed: No such file or directory");
-  if (key != "global_hint:") die(1, "Compilation failed: unknown field `" + key + "`");
+  if (!in) die(1, "Compilation failed: No such file or directory (os error 2)");
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  if (text.empty()) die(1, "Compilation failed: EOF while parsing a value");
+  const size_t open = text.find('[');
+  if (open != std::string::npos && text.find(']', open) == std::string::npos) {
+    die(1,
+        "Compilation failed: while parsing a node, did not find expected node content at line 2 "
+        "column 1");
+  }
+}
+
+// " hinted N" of a file that allows N shapes of a tensor, for the log.
+std::string hint_words() {
+  const std::string path = environment("TACTIC_HINT_PATH");
+  if (path.empty()) return "";
+  std::ifstream in(path);
+  std::string word;
+  while (in >> word && word != "max_num_unique_shapes:") {
+  }
+  in >> word;
+  return " hinted " + word;
+}
+
+// What the text and the search come to; a full search's schedule is better.
+int64_t scheduled(const Function& function, const std::string& text) {
+  const bool quick = !environment("TACTIC_HINT_PATH").empty();
+  return 3000 * function.blocks + static_cast<int64_t>(text.size()) + (quick ? 500 : 0);
 }
 
 // What the search says of the schedule that it chose, in its debugging output.
-void write_schedule(const std::string& mode) {
+void write_schedule(const std::string& mode, int64_t cycles) {
   const std::string folder = environment("DUMP_TACTIC_DEBUG");
   if (folder.empty() || mode == "no-schedule") return;
   const std::filesystem::path graph = std::filesystem::path(folder) / "graph_0";
   std::filesystem::create_directories(graph);
   std::ofstream out(graph / "meta.json");
-  if (mode == "odd-schedule") {
+  const std::map<std::string, std::string> odd = {{"zero-schedule", "0"},
+                                                  {"negative-schedule", "-5"},
+                                                  {"huge-schedule", "1e30"},
+                                                  {"text-schedule", "\"many\""}};
+  const auto found = odd.find(mode);
+  const std::string time = found == odd.end() ? std::to_string(cycles) : found->second;
+  if (mode == "uncompilable-schedule") {
     out << R"({"baseline": {"cost": "Uncompilable"}})";
+  } else if (mode == "cut-schedule") {
+    out << R"({"baseline": {"cost": {"Compilable")";
+  } else if (mode == "endless-schedule") {
+    out << std::string(size_t{33} << 20, ' ');
   } else {
-    out << R"({"baseline": {"cost": {"Compilable": {"cycle": {"execution_time": 4321}}}}})";
+    out << R"({"baseline": {"cost": {"Compilable": {"cycle": {"execution_time": )" << time
+        << "}}}}}";
   }
 }
 
@@ -273,7 +309,7 @@ int compile(const Arguments& arguments, const std::string& text, const std::stri
       usleep(static_cast<useconds_t>(1e6 * std::atof(environment("FAKE_TCC_SECONDS").c_str())));
     std::cerr << "Done in 0.01s\n";
   }
-  write_schedule(mode);
+  write_schedule(mode, scheduled(function, text));
   if (mode == "no-cross") die(1, "Compilation failed: No such file or directory (os error 2)");
   for (const auto& list : {function.inputs, function.outputs}) {
     for (const Port& port : list) function.elements(port);
@@ -309,11 +345,10 @@ int main(int argc, char** argv) {
   if (const std::string log = environment("FAKE_TCC_LOG"); !log.empty()) {
     std::ofstream(log, std::ios::app)
         << (arguments.evaluate ? "evaluate " : "compile ") << arguments.target << " threads "
-        << environment("RAYON_NUM_THREADS") << " pid " << getpid()
-        << (environment("TACTIC_HINT_PATH").empty() ? "" : " hinted") << "\n";
+        << environment("RAYON_NUM_THREADS") << " pid " << getpid() << hint_words() << "\n";
   }
   check_configuration();
-  check_hint();
+  if (!arguments.evaluate) check_hint();  // an estimate does not read it
   if (pes_of(arguments.target) == 0) {
     die(1, "Compilation failed: unknown target NPU: " + arguments.target);
   }

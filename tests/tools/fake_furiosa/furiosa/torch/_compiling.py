@@ -67,7 +67,11 @@ def log(state, settings):
         quick = ""
         if path := os.environ.get("TACTIC_HINT_PATH"):
             with open(path) as file:
-                quick = " quick " + next(line.split()[-1] for line in file if "max_num_unique_shapes" in line)
+                text = file.read()
+            if "[" in text and "]" not in text:  # no YAML
+                raise UnsupportedOpError("(cache at /tmp/7) Caused by: 0: while parsing a node, did not find expected "
+                                         "node content at line 2 column 1")
+            quick = " quick " + next((line.split()[-1] for line in text.splitlines() if "max_num_unique_shapes" in line), "")
         with open(name, "a") as file:
             file.write(f"compile pes {state.fusion} hint {hint} shapes {shapes} pid {os.getpid()}{quick}\n")
 
