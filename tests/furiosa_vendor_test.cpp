@@ -7,6 +7,7 @@
 #include "backend/furiosa_edf.h"
 #include "backend/furiosa_tcc.h"
 #include "ops/ops.h"
+#include "test_environment.h"
 
 namespace npu {
 namespace {
@@ -64,6 +65,36 @@ TEST_F(FuriosaTcc, APartBecomesAnEdfWithItsPorts) {
   const FuriosaBlob blob = decode_furiosa_blob(bytes).take();
   EXPECT_EQ(blob.inputs.size(), 2u);
   EXPECT_EQ(blob.target, "renegade");
+}
+
+// An unknown bound is passed over without a word, so only what the search finds shows that a
+// release still reads ours.
+TEST_F(FuriosaTcc, TheQuickHintBoundsTheSearch) {
+  const auto backend = make_furiosa_entry();
+  const auto cycles = [&](const char* search) {
+    CompileOptions options;
+    options.vendor = {{"target", "renegade"}, {"search", search}};
+    return backend->code_cycles(backend->compile(product(128), options).take());
+  };
+  const auto quick = cycles("quick"), full = cycles("full");
+  ASSERT_TRUE(quick && full) << "the search says what it comes to";
+  EXPECT_NE(*quick, *full);
+}
+
+TEST_F(FuriosaTcc, BoundsThatAreNoYamlAreTheUsersError) {
+  Environment variables;
+  const TempDir folder;
+  const fs::path file = folder.path() / "hint.yaml";
+  variables.set("TACTIC_HINT_PATH", file.string());
+  for (const char* broken : {"global_hint: [\n", "", "nonsense\n", "global_hint: 7\n", "a: b: c\n",
+                             "a: \"b\n", "global_hint:\n  max_num_partitioning_axes: many\n"}) {
+    publish_text(file, broken);
+    const Result<TccCode> code = furiosa_compile_tcl(tcc, add_text(kSizes), job);
+    ASSERT_FALSE(code.ok()) << broken;
+    EXPECT_EQ(static_cast<int>(code.error().kind), static_cast<int>(ErrorKind::kUsage));
+    EXPECT_TRUE(contains(code.error().text(), "TACTIC_HINT_PATH: ")) << code.error().text();
+    EXPECT_TRUE(furiosa_estimate_tcl(tcc, add_text(kSizes), job).ok()) << "it does not reach these";
+  }
 }
 
 TEST_F(FuriosaTcc, EstimatesFallWithPes) {

@@ -11,6 +11,7 @@ from pathlib import Path
 import estimates
 import pytest
 
+LONGEST = 1200  # seconds; a whole model takes 2 minutes on two quiet cores
 REPO = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("NPU_BUILD", REPO / "build/release"))
 
@@ -20,6 +21,17 @@ def compiler(tmp_path_factory):
     """furiosa-tcc of .venv-vendor unless another is named, and a cache of this session."""
     os.environ.setdefault("NPU_LORA_FURIOSA_TCC", str(REPO / ".venv-vendor/bin/furiosa-tcc"))
     os.environ["NPU_LORA_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+def finished(command, **settings):
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True, timeout=LONGEST, **settings).stdout
+
+
+def read(path):
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:  # it has ended
+        return ""
 
 
 def test_the_compiler_is_as_this_program_takes_it():
@@ -68,21 +80,33 @@ def test_a_whole_model_compiles_and_goes_on_after_a_kill(tmp_path):
     compile_it = list(map(str, [BUILD / "bin/npu-lora", "compile", *sizes, "--json"]))
 
     def stored():
+        """Compiled parts: an EDF has hundreds of KiB, the number of an estimate a few bytes."""
         return sum('"outcome": "built"' in path.read_text() and path.with_suffix(".blob").stat().st_size > 10_000
                    for path in (tmp_path / "parts").glob("*.json"))
 
-    first = subprocess.Popen(compile_it, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while stored() < 2 and first.poll() is None:
+    def compilers():
+        """Of this test: their folders are in the session's temporary directory."""
+        texts = (read(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
+        return [text for text in texts if "furiosa-tcc" in text and str(tmp_path) in text]
+
+    scratch = {**os.environ, "TMPDIR": str(tmp_path)}
+    first = subprocess.Popen(compile_it, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=scratch)
+    until = time.monotonic() + LONGEST
+    while stored() < 2 and first.poll() is None and time.monotonic() < until:
         time.sleep(0.2)
+    assert compilers(), "it is killed while it compiles"
     first.send_signal(signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL
+    until = time.monotonic() + 10  # the kernel kills a child with its parent, in no time
+    while compilers() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert compilers() == []
     kept = stored()
-    second = json.loads(subprocess.run(compile_it, capture_output=True, text=True, check=True).stdout)
+    second = json.loads(finished(compile_it, env=scratch))
     assert second["failed"] == second["cut"] == [] and second["built"] > 0
     assert second["cached"] >= kept >= 2
-    subprocess.run([*compile_it, "--expect-cached"], capture_output=True, check=True)
-    plan = [BUILD / "bin/npu-lora", "plan", *sizes, "--json"]
-    (price,) = json.loads(subprocess.run(list(map(str, plan)), capture_output=True, check=True).stdout)["estimates"]
-    # The search's model of the card knows costs that the estimate leaves out.
-    assert 1 < price["compiled_cycles_per_step"] / price["cycles_per_step"] < 20
-    assert price["compiled_tok_s"] > 0
+    finished([*compile_it, "--expect-cached"])
+    (price,) = json.loads(finished([BUILD / "bin/npu-lora", "plan", *sizes, "--json"]))["estimates"]
+    # The search's model knows costs that the estimate leaves out; on 8 PEs small parts came to 4 times the estimate.
+    assert 1 < price["scheduled_over_estimate"] < 20
+    assert price["scheduled_tok_s"] > 0
