@@ -1,5 +1,5 @@
 // Writes every graph of a geometry as NAME.ir, and whole (PRODUCTS 0) or in parts of so many
-// products as NAME.part, graph text, and NAME.tc, the same as TCL.
+// products as NAME.part, graph text, and NAME.tc, the same as TCL. hint.yaml keeps a search quick.
 //   tcl_texts CONFIG.json TARGETS BATCH SEQ_LEN DTYPE NUMERICS PRODUCTS DIRECTORY [values]
 // With "values" also NAME.safetensors: what each name of the text stands for, by the reference, for
 // random inputs.
@@ -7,6 +7,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "backend/furiosa_options.h"
 #include "backend/tcl_writer.h"
 #include "base/file.h"
 #include "io/hf_model.h"
@@ -56,6 +57,7 @@ int run(const std::vector<std::string>& args) {
   options.eval = true;
   const std::filesystem::path directory = args[7];
   std::filesystem::create_directories(directory);
+  publish_text(directory / "hint.yaml", furiosa_tcc_job({}).take().hint);
   int refused = 0;
   for (const NamedGraph& named : build_model_graphs(config, options).graphs) {
     const Graph graph = run_passes(named.graph, default_passes());

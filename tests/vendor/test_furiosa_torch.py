@@ -13,6 +13,7 @@ REPO = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("NPU_BUILD", REPO / "build/release"))
 PYTHON = Path(os.environ.get("NPU_VENDOR_PYTHON", REPO / ".venv-vendor-torch/bin/python"))
 ENVIRONMENT = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+LONGEST = 600  # seconds; a part takes a few
 COMPILER = REPO / "workers/furiosa_torch_compiler.py"
 # What parts hold, in a graph cut to so many matmuls; each compiles in a minute on a quiet core.
 PARTS = {"product": ("layer_bwd", 2, {"matmul"}, 1), "gate and up, forward": ("layer_fwd", 2, {"matmul", "sigmoid"}, 2),
@@ -22,23 +23,23 @@ PARTS = {"product": ("layer_bwd", 2, {"matmul"}, 1), "gate and up, forward": ("l
 
 @pytest.fixture(scope="session")
 def parts(tmp_path_factory):
-    """parts(products) → {name: text} of SmolLM2 with LoRA on q and v."""
+    """parts(products) → {name: text} of SmolLM2 with LoRA on q and v, and the file that keeps a search quick."""
     config = REPO / "tests/geometry/smollm2_135m/config.json"
 
     def cut(products):
         directory = tmp_path_factory.mktemp("parts")
         subprocess.run([BUILD / "tests/tcl_texts", config, "q,v", "1", "128", "bf16", "hf", str(products), directory],
                        check=True, capture_output=True)
-        return {path.stem: path.read_text() for path in sorted(directory.glob("*.part"))}
+        return {path.stem: path.read_text() for path in sorted(directory.glob("*.part"))}, directory / "hint.yaml"
 
     return cut
 
 
-def compiled(source, out, *settings):
+def compiled(source, out, *settings, **variables):
     """Seconds of CPU, and the blob's bytes."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run([PYTHON, COMPILER, "compile", source, out, *settings], capture_output=True, text=True,
-                          env={**ENVIRONMENT, "XDG_CACHE_HOME": str(out.parent)})
+                          env={**ENVIRONMENT, **variables, "XDG_CACHE_HOME": str(out.parent)}, timeout=LONGEST)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr[-2000:]
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -54,13 +55,14 @@ print(*(len(shapes) for shapes in (run.input_dram_shapes, run.output_dram_shapes
 @pytest.mark.parametrize("what", PARTS)
 def test_a_part_of_smollm2_compiles(parts, tmp_path, what):
     graph, products, ops, matmuls = PARTS[what]
-    fitting = [text for name, text in parts(products).items()
+    texts, hint = parts(products)
+    fitting = [text for name, text in texts.items()
                if name.split("-")[0] == graph and text.count(" = matmul(") == matmuls
                and all(f" = {op}(" in text for op in ops)]
     assert fitting, f"no part of {graph} holds {ops}"
     source, out = tmp_path / "part.ir", tmp_path / "part.out"
     source.write_text(min(fitting, key=len))
-    compiled(source, out, "1", "ForLlmModelComputeBound")
+    compiled(source, out, "1", TACTIC_HINT_PATH=str(hint))
     loaded = subprocess.run([PYTHON, "-c", LOAD, out], capture_output=True, text=True, env=ENVIRONMENT, check=True)
     text = source.read_text()
     assert loaded.stdout.split() == [str(text.count(" = input ")), str(text.count("\noutput ")), "1"]
